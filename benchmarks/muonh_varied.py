@@ -10,7 +10,6 @@ also iterates three matrices in 16 bits.
 Writes one line for each run; the same command after an interruption continues.
 """
 
-import argparse
 import functools
 import itertools
 from pathlib import Path
@@ -20,13 +19,13 @@ import jax
 import jax.numpy as jnp
 from tqdm import tqdm
 
-from benchmarks.harness.machine import folder
+from benchmarks.harness.command import run_and_show
 from benchmarks.harness.pages import markdown
-from benchmarks.harness.results import COMMITTED, RUNS, append, read
+from benchmarks.harness.results import append, read
 from benchmarks.tuned import causal
 from benchmarks.tuned.arms import ARMS, Arm, muonh
 from benchmarks.tuned.causal import CausalModel
-from benchmarks.tuned.intervals import difference
+from benchmarks.tuned.intervals import over_the_first
 from benchmarks.tuned.search import Settings
 from benchmarks.tuned.training import compiled
 from benchmarks.tuned.workloads import CAUSAL, HELD_OUT
@@ -98,15 +97,7 @@ def run(path: Path) -> None:
 
 def table(rows: list[Row]) -> str:
     """The losses of three matrices in float32, and the differences of the others from them."""
-    losses: dict[tuple[str, str], dict[int, float]] = {}
-    for row in rows:
-        losses.setdefault((row.batch, row.way), {})[row.seed] = row.test_loss
-    usual, *others = WAYS
-    lines = []
-    for batch in CHOSEN:
-        three = losses[batch, usual]
-        differences = [str(difference(losses[batch, way], three)) for way in others]
-        lines.append([batch, f"{sum(three.values()) / len(three):.3f}", *differences])
+    lines = over_the_first(rows, [(batch,) for batch in CHOSEN], WAYS)
     return markdown(["batch", *WAYS], lines)
 
 
@@ -116,20 +107,12 @@ seeds. The others are differences from it, seed by seed: below 0 is better. In b
 interval of Student's distribution that holds 95%; in bold those that leave out 0."""
 
 
-def main() -> None:
-    """Runs what is left, and writes the table."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--keep", action="store_true", help="into benchmarks/results")
-    parser.add_argument("--report", action="store_true", help="only the table")
-    args = parser.parse_args()
-    results = COMMITTED / folder()
-    path = (results if args.keep or args.report else RUNS) / "muonh_varied.csv"
-    if not args.report:
-        run(path)
+def written(path: Path) -> str:
+    """The page beside a table, as it is written."""
     text = f"# What is one matrix, and its dtype\n\n{EXPLANATION}\n\n{table(read(path, Row))}\n"
     path.with_suffix(".md").write_text(text)
-    print(text)
+    return text
 
 
 if __name__ == "__main__":
-    main()
+    run_and_show("muonh_varied", __doc__, run, written)

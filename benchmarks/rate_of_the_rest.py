@@ -8,7 +8,6 @@ other shares of its rate than 3/13. Writes one line for each run; the same comma
 interruption continues.
 """
 
-import argparse
 import functools
 import itertools
 from pathlib import Path
@@ -17,12 +16,12 @@ from typing import Any, NamedTuple
 import optax
 from tqdm import tqdm
 
-from benchmarks.harness.machine import folder
+from benchmarks.harness.command import run_and_show
 from benchmarks.harness.pages import markdown
-from benchmarks.harness.results import COMMITTED, RUNS, append, read
+from benchmarks.harness.results import append, read
 from benchmarks.transfer import searches
 from benchmarks.tuned.arms import ARMS, Arm, muonh
-from benchmarks.tuned.intervals import difference
+from benchmarks.tuned.intervals import over_the_first
 from benchmarks.tuned.training import compiled
 from benchmarks.tuned.workloads import BERT, CAUSAL, WORKLOADS
 from optax_largebatch.plans.law import SHARE_OF_ADAM
@@ -67,33 +66,9 @@ def run(path: Path) -> None:
 
 def table(rows: list[Row]) -> str:
     """The losses at 3/13 of the rate, and the differences at other shares from them."""
-    losses: dict[tuple[str, str, float], dict[int, float]] = {}
-    for row in rows:
-        losses.setdefault((row.network, row.batch, row.factor), {})[row.seed] = row.test_loss
-    first, *others = FACTORS
-    lines = []
-    for cell in CELLS:
-        usual = losses.get((*cell, first), {})
-        tried = [losses.get((*cell, factor), {}) for factor in others]
-        if all(len(x) == len(SEEDS) for x in (usual, *tried)):
-            apart = [str(difference(x, usual)) for x in tried]
-            loss = f"{sum(usual.values()) / len(usual):.3f}"
-            lines.append([", ".join(cell), loss, *apart])
-    return markdown(["network, batch", "3/13", *(f"{x:g} times it" for x in others)], lines)
-
-
-def main() -> None:
-    """Runs what is left, and shows the table."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--keep", action="store_true", help="into benchmarks/results")
-    parser.add_argument("--report", action="store_true", help="only the table")
-    args = parser.parse_args()
-    results = COMMITTED / folder() if args.keep or args.report else RUNS
-    path = results / "rate_of_the_rest.csv"
-    if not args.report:
-        run(path)
-    print(table(read(path, Row)))
+    heads = ["network, batch", "3/13", *(f"{x:g} times it" for x in FACTORS[1:])]
+    return markdown(heads, over_the_first(rows, CELLS, FACTORS))
 
 
 if __name__ == "__main__":
-    main()
+    run_and_show("rate_of_the_rest", __doc__, run, lambda path: table(read(path, Row)))

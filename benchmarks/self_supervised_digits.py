@@ -26,6 +26,7 @@ from sklearn.datasets import load_digits
 
 from benchmarks.harness.pages import markdown, with_table
 from benchmarks.harness.results import add_output, read, report
+from benchmarks.tuned.bert import dense
 import optax_largebatch as lb
 
 NAME = "self_supervised_digits"
@@ -134,21 +135,16 @@ def initial(key: jax.Array) -> Params:
 
 def encoded(params: Params, pixels: jax.Array) -> jax.Array:
     """The features of images."""
-    x = dense(params["encoder_0"], pixels.reshape(len(pixels), -1))
+    x = dense(pixels.reshape(len(pixels), -1), params["encoder_0"])
     x = jax.nn.relu(affine(params["encoder_0_norm"], standardized(x, axis=1)))
-    return jax.nn.relu(dense(params["encoder_1"], x))
+    return jax.nn.relu(dense(x, params["encoder_1"]))
 
 
 def projected(params: Params, features: jax.Array) -> jax.Array:
     """The projected features that the loss compares, standardized over the batch."""
-    x = dense(params["projector_0"], features)
+    x = dense(features, params["projector_0"])
     x = jax.nn.relu(affine(params["projector_0_norm"], standardized(x, axis=0)))
-    return standardized(dense(params["projector_1"], x), axis=0)
-
-
-def dense(layer: dict[str, jax.Array], x: jax.Array) -> jax.Array:
-    """A linear layer."""
-    return x @ layer["kernel"] + layer["bias"]
+    return standardized(dense(x, params["projector_1"]), axis=0)
 
 
 def affine(layer: dict[str, jax.Array], x: jax.Array) -> jax.Array:

@@ -30,6 +30,7 @@ from benchmarks.harness.pages import markdown
 from benchmarks.harness.results import COMMITTED, RUNS, append, read
 from benchmarks.tuned import sweep
 from benchmarks.tuned.intervals import Difference, difference
+from benchmarks.tuned.provenance import record
 from benchmarks.tuned.results import Measured, Results, measured
 from benchmarks.tuned.search import Settings
 from benchmarks.tuned.training import compiled
@@ -48,8 +49,12 @@ FLOORS = (0, 0.5, 0.6, 0.8, 0.9)
 WAYS = ("law", "kept", "sqrt", "momentum kept", "lowest rate", *(f"floor {x}" for x in FLOORS))
 """The laws that are compared; the law itself has a floor of 0.7."""
 SHOWN = ("law", "kept", "sqrt", "momentum kept", "lowest rate")
+SETTLED = (0.1, 0.3, 1, 3, 10)
+ON_DEMAND = ("highest rate", *(f"settled {x:g}" for x in SETTLED))
+"""The law from other starts: from the highest rate about as good as the best, or from the rate
+sqrt(rate x decay) of an AdamW whose rate x decay x steps is so large."""
 AS_GOOD = 0.05
-"""What the start of `lowest rate` may lose at the small batch."""
+"""What the start of `lowest rate` and `highest rate` may lose at the small batch."""
 
 
 class Row(NamedTuple):
@@ -94,13 +99,16 @@ def moved(
     )
 
 
-def start(found: Measured, way: str) -> Settings:
-    """The settings at the small batch: the best, or the lowest rate that is about as good."""
-    if way != "lowest rate":
-        return found.settings
-    best = found.searched[found.settings]
-    good = [own for own, loss in found.searched.items() if loss <= best + AS_GOOD]
-    return min(good, key=lambda own: own.learning_rate)
+def start(found: Measured, way: str, steps: int) -> Settings:
+    """The settings at the small batch, of a run of so many steps: the best, or others."""
+    chosen = found.settings
+    if way.startswith("settled"):
+        return chosen._replace(learning_rate=math.sqrt(float(way.split()[1]) / steps))
+    if not way.endswith("est rate"):
+        return chosen
+    most = found.searched[chosen] + AS_GOOD
+    good = [own for own, loss in found.searched.items() if loss <= most]
+    return (min if way == "lowest rate" else max)(good, key=lambda own: own.learning_rate)
 
 
 def pairs_of(workload: Workload) -> Pairs:
@@ -113,6 +121,7 @@ def run(args: argparse.Namespace, workloads: Iterable[Workload], path: Path) -> 
     """Runs what is left, and appends it to the table."""
     done = {(*row.place, row.seed) for row in read(path, Row)}
     for workload in workloads:
+        record(path.with_name(f"{path.stem}_{workload.name}.json"), workload)
         results = searches(workload, args.file)
         jobs: dict[tuple[str, str, bool], list[tuple[Row, Settings]]] = {}
         moves = itertools.product(
@@ -125,7 +134,8 @@ def run(args: argparse.Namespace, workloads: Iterable[Workload], path: Path) -> 
                 continue
             law = law_of(workload, optimizer, way)
             follows = len(workload.plans[large].stages) > 1 and law.momentum != KEPT
-            settings = moved(workload, optimizer, start(found, way), small, large, law)
+            begin = start(found, way, workload.plans[small].total_steps)
+            settings = moved(workload, optimizer, begin, small, large, law)
             for seed in workload.budget.final_seeds[: args.seeds]:
                 row = Row(workload.name, optimizer, *pair, way, *settings[1:], seed, math.nan)
                 if (*row.place, seed) not in done:
@@ -249,7 +259,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--workload", nargs="+", help="default: bert, or all of a file")
     parser.add_argument("--optimizer", nargs="+", help="default: all")
     parser.add_argument("--pair", nargs=2, action="append", metavar=("SMALL", "LARGE"))
-    parser.add_argument("--way", nargs="+", choices=WAYS, help="default: all")
+    parser.add_argument("--way", nargs="+", choices=WAYS + ON_DEMAND, help="default: all")
     parser.add_argument("--seeds", type=int, help="default: all that the search has not seen")
     parser.add_argument("--keep", action="store_true", help="into benchmarks/results")
     parser.add_argument("--report", action="store_true", help="only the tables")

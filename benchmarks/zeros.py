@@ -11,7 +11,6 @@ loss is shown, in the mean over the seeds, with the difference from the ball tha
 below 0 is better. Writes one line for each run; the same command after an interruption continues.
 """
 
-import argparse
 from collections.abc import Callable, Sequence
 import copy
 import functools
@@ -25,11 +24,12 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-from benchmarks.harness.machine import folder
+from benchmarks.harness.command import run_and_show
 from benchmarks.harness.pages import markdown
-from benchmarks.harness.results import COMMITTED, RUNS, append, read
+from benchmarks.harness.results import append, read
+from benchmarks.tuned import arms
 from benchmarks.tuned.adapters import Adapters
-from benchmarks.tuned.arms import ARMS, B2, LAYERS, Arm
+from benchmarks.tuned.arms import LAYERS, Arm
 from benchmarks.tuned.intervals import difference
 from benchmarks.tuned.results import measured
 from benchmarks.tuned.schedules import constant
@@ -57,12 +57,8 @@ class Way(NamedTuple):
 
 def muonh(factor: float = 1.0, **options: Any) -> Way:
     """MuonH as in `benchmarks.tuned`, with other arguments."""
-    options = {"matrix_mask": LAYERS, **options}
-
-    def build(rate: Any, _: Any, momentum: Any, stacked: Any) -> Any:
-        return lb.muonh(rate, beta=momentum, b1=momentum, b2=B2, stacked=stacked, **options)
-
-    return Way("muonh", ARMS["muonh"]._replace(build=build), factor)
+    build = functools.partial(arms.muonh, **options)
+    return Way("muonh", arms.ARMS["muonh"]._replace(build=build), factor)
 
 
 STEPS_OF_BALL = lb.param_groups({"params": ZEROS, "learning_rate_scale": 0.5 / FAR})
@@ -74,8 +70,8 @@ WAYS = {
     **{name: muonh(float(name.split()[-1])) for name in BALLS},
     FREE: muonh(FAR, groups=STEPS_OF_BALL),
     "muonh, zeros by Adam": muonh(matrix_mask=LAYERS & ~ZEROS),
-    "muon": Way("muon", ARMS["muon"]),
-    "adamw": Way("adamw", ARMS["adamw"]),
+    "muon": Way("muon", arms.ARMS["muon"]),
+    "adamw": Way("adamw", arms.ARMS["adamw"]),
 }
 
 
@@ -204,18 +200,5 @@ def table(rows: Sequence[Row], cases: Sequence[str]) -> str:
     return markdown(["way", *cases], lines)
 
 
-def main() -> None:
-    """Runs what is left, and prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--keep", action="store_true", help="into benchmarks/results")
-    parser.add_argument("--report", action="store_true", help="only the tables")
-    args = parser.parse_args()
-    results = COMMITTED / folder()
-    path = (results if args.keep or args.report else RUNS) / "zeros.csv"
-    if not args.report:
-        run(path)
-    print(table(read(path, Row), [*CASES]))
-
-
 if __name__ == "__main__":
-    main()
+    run_and_show("zeros", __doc__, run, lambda path: table(read(path, Row), [*CASES]))

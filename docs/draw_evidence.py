@@ -13,7 +13,7 @@ import numpy as np
 from benchmarks import transfer
 from benchmarks.harness.colours import COLOURS, INK
 from benchmarks.tuned.intervals import Difference, difference
-from benchmarks.tuned.workloads import BERT, CAUSAL, CAUSAL_LONG, Workload
+from benchmarks.tuned.workloads import BERT, CAUSAL, CAUSAL_LONG, DIGITS, Workload
 
 FOLDER = Path(__file__).parent / "static"
 WAYS = {"kept": "#999999", "sqrt": COLOURS["adamh"], "law": COLOURS["lamb"]}
@@ -90,11 +90,11 @@ def lead() -> Figure:
 
 
 def moved() -> Figure:
-    """Two networks, and the long runs."""
-    workloads = (BERT, CAUSAL, CAUSAL_LONG)
+    """Three networks, and the long runs."""
+    workloads = (BERT, CAUSAL, CAUSAL_LONG, DIGITS)
     heights = [len(list(moves(workload))) + 1.5 for workload in workloads]
-    figure = Figure(figsize=(5.6, 7.6), layout="constrained")
-    panels = figure.subplots(3, 1, height_ratios=heights, sharex=True)
+    figure = Figure(figsize=(5.6, 10), layout="constrained")
+    panels = figure.subplots(4, 1, height_ratios=heights, sharex=True)
     for axes, workload in zip(panels, workloads, strict=True):
         draw_moves(axes, workload)
     panels[0].legend(frameon=False, fontsize=8, loc="lower right")

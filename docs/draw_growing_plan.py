@@ -20,7 +20,7 @@ RUN = lb.TunedRun(
     batch_size=512,
     total="51.2M",
     learning_rate=lb.PlannedRate(3e-4, warmup="1M", decay="linear"),
-    weight_decay=0.01,
+    weight_decay=0.05,
     decay_kind="decoupled",
 )
 

@@ -5,6 +5,7 @@ python -m docs.write_evidence
 
 from collections.abc import Callable, Mapping, Sequence
 import functools
+import itertools
 from pathlib import Path
 import re
 
@@ -17,8 +18,9 @@ from benchmarks.tuned.intervals import Difference, difference
 from benchmarks.tuned.results import Measured, Results, measured
 from benchmarks.tuned.sweep import committed
 from benchmarks.tuned.tables import losses_table
-from benchmarks.tuned.workloads import BERT, CAUSAL, CAUSAL_LONG, WORKLOADS, Workload
+from benchmarks.tuned.workloads import BERT, CAUSAL, CAUSAL_LONG, DIGITS, WORKLOADS, Workload
 from docs import draw_evidence
+from optax_largebatch.plans.law import LAWS
 
 ROOT = Path(__file__).parents[1]
 OPTIMIZERS = ("adamw", "lamb", "lans", "muon", "muonh")
@@ -65,7 +67,7 @@ def growth(name: str, optimizer: str) -> Difference:
     return difference(lead(results, optimizer, largest), lead(results, optimizer, smallest))
 
 
-RUNS = {"A": BERT, "B": CAUSAL, "C": CAUSAL_LONG}
+RUNS = {"A": BERT, "B": CAUSAL, "C": CAUSAL_LONG, "D": DIGITS}
 """The letters by which Evidence says where a sentence was seen."""
 
 
@@ -110,6 +112,59 @@ def lost(workload: Workload, way: str) -> list[Difference]:
     return [ways[way] for name, ways in moves.items() if name.startswith("muonh") and way in ways]
 
 
+def short(own: Difference) -> str:
+    """A difference and how far its interval reaches, in bold if that leaves out 0."""
+    text = f"{own.mean:+.3f}±{own.high - own.mean:.3f}"
+    return f"**{text}**" if own.is_clear else text
+
+
+def turned(low: float, high: float) -> str:
+    """What MuonH's best trial loses whose rate**2 x steps is between two numbers: A, B and C."""
+    lost = []
+    for workload in (BERT, CAUSAL, CAUSAL_LONG):
+        for batches, cell in transfer.searches(workload)["muonh"].items():
+            steps = workload.plans[batches].total_steps
+            near = [
+                loss
+                for own, loss in cell.searched.items()
+                if low <= own.learning_rate**2 * steps < high
+            ]
+            lost += [min(near) - min(cell.searched.values())] if near else []
+    return f"{low:g} to {high:g}: {min(lost):+.3f} to {max(lost):+.3f}"
+
+
+def by_limit(beyond: bool) -> str:
+    """What moves of others than MuonH lose on D, within or beyond the limits of the warnings."""
+    rows, results = transfer.committed_rows(), transfer.searches(DIGITS)
+    losses = transfer.losses_of(rows, DIGITS)
+    rates: dict[tuple[str, ...], float] = {row.place: row.learning_rate for row in rows}
+    lost = []
+    for place, own in losses.items():
+        search = transfer.searched(losses, place[:4], results)
+        is_beyond = rates[place] > LAWS[place[1]].highest_rate
+        is_a_move = place[1] != "muonh" and place[4] in ("law", "highest rate")
+        if is_a_move and is_beyond == beyond and own.keys() == search.keys():
+            lost.append(difference(own, search).mean)
+    return f"{min(lost):+.3f} to {max(lost):+.3f}, {len(lost)} moves (D)"
+
+
+def started(workload: Workload, batches: str) -> str:
+    """What MuonH loses to a search from each start at sqrt(rate x decay)."""
+    losses = transfer.losses_of(transfer.committed_rows(), workload)
+    place = (workload.name, "muonh", batches, batches)
+    search = transfer.searched(losses, place, transfer.searches(workload))
+    ways = (losses[*place, f"settled {x:g}"] for x in transfer.SETTLED)
+    return ", ".join(short(difference(own, search)) for own in ways)
+
+
+def ahead(batches: str) -> str:
+    """The least lead of MuonH over AdamW, LAMB and LANS on D."""
+    results = transfer.searches(DIGITS)
+    ours = results["muonh"][batches].losses
+    others = (difference(results[name][batches].losses, ours) for name in OPTIMIZERS[:3])
+    return short(min(others))
+
+
 def claims_table() -> str:
     """What the law and the warnings claim, where it was read off, and what came after."""
 
@@ -118,40 +173,57 @@ def claims_table() -> str:
         return f"{min(means):+.3f} to {max(means):+.3f}, {len(means)} moves"
 
     def after(way: str) -> str:
-        names = [name for name, _ in draw_evidence.moves(CAUSAL_LONG) if name.startswith("muonh")]
         return "; ".join(
-            f"{name.removeprefix('muonh, ')}: {own}"
-            for name, own in zip(names, lost(CAUSAL_LONG, way), strict=True)
+            f"{letter}: {', '.join(map(short, lost(RUNS[letter], way)))}" for letter in "CD"
         )
 
-    losses = transfer.losses_of(transfer.committed_rows(), CAUSAL_LONG)
-    lowered = "; ".join(
-        f"{small} to {large}: {difference(losses[*place, 'law'], losses[*place, 'sqrt'])}"
-        for place in dict.fromkeys(place[:4] for place in losses)
-        for small, large in [place[2:]]
-    )
+    def lowered(letter: str, kept: str) -> str:
+        """What the law loses more than a way that keeps the momentum."""
+        losses = transfer.losses_of(transfer.committed_rows(), RUNS[letter])
+        places = [(RUNS[letter].name, "muonh", "16", large) for large in ("128", "512")]
+        both = (difference(losses[*x, "law"], losses[*x, kept]) for x in places)
+        return f"{letter}: {', '.join(map(short, both))}"
+
     high = [
-        f"at {batches}: {lost_by_momentum(results['muonh'][batches]):+.3f}"
-        for results in (transfer.searches(BERT), transfer.searches(CAUSAL_LONG))
+        f"{lost_by_momentum(results['muonh'][batches]):+.3f}"
+        for results in map(transfer.searches, (BERT, CAUSAL_LONG, DIGITS))
         for batches in sorted(results["muonh"], key=int)[-2:]
     ]
     missing = "not measured"
     return markdown(
-        ["claim for MuonH", "in sample", "out of sample (C)"],
+        ["claim for MuonH", "in sample", "out of sample: from 16 to 128, to 512"],
         [
             ["by the law: near a search", f"{before('law')} (A, B)", after("law")],
             ["by the root alone: worse", f"{before('sqrt')} (A, B)", after("sqrt")],
             ["settings kept: worse", f"{before('kept', [BERT])} (A)", after("kept")],
-            ["other optimizers by the law, unwarned", "up to +0.08 (A, B)", missing],
-            ["limits of the warnings", "all that lost above 0.1 are beyond (A, B)", missing],
+            [
+                "momentum down to 0.7: as good as kept",
+                "as any floor (A)",
+                f"{lowered('C', 'sqrt')}; {lowered('D', 'momentum kept')}",
+            ],
+            ["others by the law, unwarned", "up to +0.08 (A, B)", by_limit(beyond=False)],
+            [
+                "limits of the warnings",
+                "all that lost above 0.1 are beyond (A, B)",
+                by_limit(beyond=True),
+            ],
             [
                 "momentum above 0.9: worse",
-                f"{'; '.join(high[:2])} (A)",
-                "; ".join(high[2:]),
+                f"at 512, 2048: {', '.join(high[:2])} (A)",
+                f"{', '.join(high[2:4])} (C); {', '.join(high[4:])} (D)",
             ],
-            ["momentum down to 0.7: as good as kept", "as any floor (A)", lowered],
-            ["ahead of AdamW, LAMB, LANS", "at every batch (A, B)", missing],
-            ["start at sqrt(rate x decay)", missing, missing],
+            [
+                "ahead of AdamW, LAMB, LANS",
+                "at every batch (A, B)",
+                f"at 16, 128, 512: {', '.join(map(ahead, DIGITS.plans))} (D)",
+            ],
+            [
+                "start at sqrt(rate x decay), by rate x decay x steps; warned of below 1",
+                "; ".join(turned(*both) for both in itertools.pairwise((0.1, 0.3, 1, 3, 10)))
+                + " (A, B, C)",
+                f"at {', '.join(f'{x:g}' for x in transfer.SETTLED)}: {started(CAUSAL, '32')} (B); "
+                f"{started(DIGITS, '16')} (D)",
+            ],
             [
                 "the rest at 3/13 of the angle",
                 "Marin's runs",

@@ -189,7 +189,7 @@ def _parser() -> argparse.ArgumentParser:
     added = command(
         "plan", _plan, PLAN_OPTIONS | RUN_OPTIONS, "plan the batch size over a run",
         "16384 --total 77M --to muonh \\\n    --optimizer adamw --tuned-batch-size 512 "
-        "--tuned-total 51M \\\n    --learning-rate 3e-4 --warmup 1M --weight-decay 0.01",
+        "--tuned-total 51M \\\n    --learning-rate 3e-4 --warmup 1M --weight-decay 0.05",
     )  # fmt: skip
     added.add_argument("stages", help="where each batch size begins, or one batch size")
     added.add_argument("--total", required=True, help="examples of the run, such as 20M")

@@ -72,9 +72,8 @@ def muonh(
         beta=momentum,
         b1=momentum,
         b2=B2,
-        matrix_mask=LAYERS,
         stacked=stacked,
-        **varied,
+        **{"matrix_mask": LAYERS, **varied},
     )
 
 

@@ -73,6 +73,17 @@ def dense(x: jax.Array, layer: dict[str, jax.Array]) -> jax.Array:
     return x @ layer["kernel"] + layer["bias"]
 
 
+def linear(key: jax.Array, rows: int, columns: int, scale: float = 1.0) -> dict[str, jax.Array]:
+    """The parameters of a linear layer at the start."""
+    kernel = scale / rows**0.5 * jax.random.normal(key, (rows, columns))
+    return {"kernel": kernel, "bias": jnp.zeros(columns)}
+
+
+def norm(width: int) -> dict[str, jax.Array]:
+    """The parameters of a layer norm at the start."""
+    return {"scale": jnp.ones(width), "bias": jnp.zeros(width)}
+
+
 def attention(x: jax.Array, layer: dict[str, Any], heads: int, causal: bool) -> jax.Array:
     """Self-attention, of every byte to every byte, or to those before it and itself."""
     queries, keys, values = (
@@ -114,26 +125,22 @@ class Bert:
         width, count = self.sizes.width, self.sizes.layers
         keys = iter(jax.random.split(key, 3 + 6 * count))
 
-        def normal(*shape: int, scale: float = 1.0) -> jax.Array:
-            return scale * jax.random.normal(next(keys), shape)
+        def normal(*shape: int) -> jax.Array:
+            return jax.random.normal(next(keys), shape)
 
-        def linear(rows: int, columns: int, scale: float = 1.0) -> dict[str, jax.Array]:
-            kernel = normal(rows, columns, scale=scale / rows**0.5)
-            return {"kernel": kernel, "bias": jnp.zeros(columns)}
-
-        def norm() -> dict[str, jax.Array]:
-            return {"scale": jnp.ones(width), "bias": jnp.zeros(width)}
+        def own(*shape: Any) -> dict[str, jax.Array]:
+            return linear(next(keys), *shape)
 
         branch = (2 * count) ** -0.5
         embedding = {"byte": normal(MASK + 1, width), "position": normal(self.sizes.length, width)}
         layers = [
             {
-                **{name: linear(width, width) for name in ("query", "key", "value")},
-                "output": linear(width, width, branch),
-                "up": linear(width, 4 * width),
-                "down": linear(4 * width, width, branch),
-                "attention_norm": norm(),
-                "mlp_norm": norm(),
+                **{name: own(width, width) for name in ("query", "key", "value")},
+                "output": own(width, width, branch),
+                "up": own(width, 4 * width),
+                "down": own(4 * width, width, branch),
+                "attention_norm": norm(width),
+                "mlp_norm": norm(width),
             }
             for _ in range(count)
         ]
@@ -141,8 +148,8 @@ class Bert:
         return {
             "embedding": embedding,
             "layers": stack,
-            "norm": norm(),
-            "head": linear(width, MASK),
+            "norm": norm(width),
+            "head": own(width, MASK),
         }
 
     def examples(self, key: jax.Array, start: jax.Array) -> Examples:

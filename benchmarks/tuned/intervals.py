@@ -1,8 +1,8 @@
 """Differences between two optimizers that were run with the same seeds."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -46,3 +46,22 @@ def difference(own: Mapping[int, float], other: Mapping[int, float]) -> Differen
     quantile = float(student_quantile((1 + CONFIDENCE) / 2, len(apart) - 1))
     reach = quantile * float(apart.std(ddof=1)) / math.sqrt(len(apart))
     return Difference(mean, mean - reach, mean + reach)
+
+
+def over_the_first(
+    rows: Iterable[Sequence[Any]], cells: Iterable[tuple[Any, ...]], ways: Iterable[Any]
+) -> list[list[str]]:
+    """A line for each cell that is complete: the mean of the first way, and how far the others are.
+
+    A row begins with its cell and its way, and ends with a seed and a loss.
+    """
+    losses: dict[Any, dict[int, float]] = {}
+    for *place, seed, loss in rows:
+        losses.setdefault(tuple(place), {})[seed] = loss
+    lines = []
+    for cell in cells:
+        usual, *others = (losses.get((*cell, way), {}) for way in ways)
+        if usual and all(x.keys() == usual.keys() for x in others):
+            differences = [str(difference(x, usual)) for x in others]
+            lines.append([", ".join(cell), f"{np.mean([*usual.values()]):.3f}", *differences])
+    return lines

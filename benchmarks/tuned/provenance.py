@@ -48,7 +48,7 @@ def _noted(text: str, path: Path, workload: Workload) -> dict[str, Any]:
         {
             "data": data,
             "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "command": shlex.join(["python", "-m", "benchmarks.tuned", *sys.argv[1:]]),
+            "command": shlex.join(["python", *sys.orig_argv[1:]]),
             "machine": machine(),
             "processor": processor(),
             "cores": os.cpu_count(),

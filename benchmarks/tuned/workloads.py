@@ -10,6 +10,7 @@ from benchmarks.tuned import bert, causal
 from benchmarks.tuned.arms import ARMS, Arm
 from benchmarks.tuned.bert import Bert
 from benchmarks.tuned.causal import CausalModel
+from benchmarks.tuned.digits import Digits
 from benchmarks.tuned.schedules import constant, ramps, written
 from benchmarks.tuned.search import DECADES, MOMENTA, OFF, WEIGHT_DECAYS, Budget
 from benchmarks.tuned.task import Task
@@ -115,7 +116,21 @@ CAUSAL_LONG = CAUSAL._replace(
     budget=Budget(trials=16, finalists=3, again=1, finals=3),
     arms={"muonh": ARMS["muonh"]._replace(centre=0.03)},
 )
-ALL = (BERT, CAUSAL, BERT_RAMP, CAUSAL_RAMP, CAUSAL_LONG)
+# Neither a transformer nor a text. Rates are lower here, and so are the ranges.
+DIGITS = Workload(
+    name="digits",
+    title="small convolutional network of images",
+    task=functools.cache(Digits),
+    plans=constant({16: 1536, 128: 256, 512: 96}),
+    optimizers=OPTIMIZERS,
+    order=("16", "128", "512"),
+    budget=Budget(trials=16, finalists=3, again=1, finals=4),
+    arms={
+        name: ARMS[name]._replace(centre=centre)
+        for name, centre in zip(OPTIMIZERS, (0.05, 0.02, 0.015, 0.03, 0.03), strict=True)
+    },
+)
+ALL = (BERT, CAUSAL, BERT_RAMP, CAUSAL_RAMP, CAUSAL_LONG, DIGITS)
 WORKLOADS = {workload.name: workload for workload in ALL}
 
 

@@ -10,10 +10,11 @@ import numpy as np
 from numpy.testing import assert_allclose
 import pytest
 
+from benchmarks import transfer
 from benchmarks.harness.colours import COLOURS, colours_of
 from benchmarks.harness.results import COMMITTED, read
 from benchmarks.muonh_varied import FusedModel
-from benchmarks.tuned import bert, causal, report, results, search, tables, training
+from benchmarks.tuned import bert, causal, digits, report, results, search, tables, training
 from benchmarks.tuned import sweep as sweeping
 from benchmarks.tuned.__main__ import piece
 from benchmarks.tuned.arms import ARMS
@@ -226,7 +227,7 @@ def test_refuses_to_continue_with_another_plan(tmp_path):
     path = tmp_path / "known.json"
     record(path, KNOWN)
     (noted,) = json.loads(path.read_text())["runs"]
-    assert "-m benchmarks.tuned" in noted["command"]
+    assert "pytest" in noted["command"]
     assert noted["processor"]
     more = KNOWN._replace(plans=BATCHES | constant({128: 4}))
     record(path, more)
@@ -421,6 +422,24 @@ def test_only_the_causal_model_is_blind_to_what_follows(kind):
     own, other = hidden(params, tokens), hidden(params, tokens.at[0, 5].set(77))
     assert not np.allclose(own[0, 5:], other[0, 5:])
     assert np.array_equal(own[0, :5], other[0, :5]) == network.causal
+
+
+def test_no_digit_is_in_two_parts(monkeypatch):
+    monkeypatch.setattr(digits.Digits, "_noisy", lambda self, key, chosen: {*chosen.tolist()})
+    task = digits.Digits()
+    drawn = set().union(*(task.examples(jax.random.key(0), start) for start in range(500)))
+    assert min(drawn) == 0
+    assert max(drawn) < min(task.validation) <= max(task.validation) < min(task.test)
+    assert max(task.test) == len(task.labels) - 1
+
+
+def test_where_a_move_starts():
+    losses = {0.1: 2.04, 0.2: 2.0, 0.4: 2.02, 0.8: 2.2}
+    trials = {Settings(0, rate, 0, 0.9): loss for rate, loss in losses.items()}
+    found = results.Measured(Settings(0, 0.2, 0, 0.9), trials, {}, False)
+    ways = ("law", "lowest rate", "highest rate", "settled 4")
+    starts = [transfer.start(found, way, 10_000).learning_rate for way in ways]
+    assert starts == [0.2, 0.1, 0.4, 0.02]
 
 
 def test_the_causal_model_knows_nothing_at_the_start(tiny):

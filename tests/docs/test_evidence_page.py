@@ -75,6 +75,12 @@ def test_the_angles_are_in_the_first_screen(script, page):
     (reached,) = re.findall(r"reaches ([0-9.]+)", (ROOT / "README.md").read_text())
     assert f"The plan on the front page peaks at {float(reached):.1g}" in first
     assert float(reached) < min(best)
+    turns = [
+        cell.settings.learning_rate * own.plans[batches].total_steps ** 0.5
+        for own in script["RUNS"].values()
+        for batches, cell in transfer.searches(own)["muonh"].items()
+    ]
+    assert f"the best are {min(turns):.2g} to {max(turns):.2g} here" in first
 
 
 def test_the_pictures_are_there_and_every_move_is_in_them(script):
@@ -160,7 +166,7 @@ def test_what_the_law_costs(script, results, of_causal, page):
     assert len(of_muonh) == 6
     assert max(own.low for own in of_muonh) < 0.02
     least, most = (f"{own(x.mean for x in of_muonh):.2f}" for own in (min, max))
-    assert page.count(f"{least} to {most} above a search") == 2
+    assert f"{least} to {most} above a search" in page
     for optimizer, name in itertools.product(OPTIMIZERS, networks):
         means = [
             np.mean([x.mean for (_, own), x in y[name].items() if own == optimizer])
@@ -188,22 +194,22 @@ def test_moves_without_a_floor_of_the_momentum(script, page):
     assert said in page
 
 
-def test_what_the_law_costs_in_long_runs(script, page):
-    pairs = (("16", "128"), ("16", "512"))
-    results = script["tuned"]("causal_long")[1]
-    law, kept, root = (
-        [own.mean for own in moves("causal_long", way, results, pairs).values()]
-        for way in ("law", "kept", "sqrt")
-    )
-    assert (
-        "they end {:+.3f} from it at 8 and {:+.3f} at 32 times the batch. (C)".format(*law) in page
-    )
-    for said in (
-        "the law ends {:+.3f} from it at 8 times the batch and {:+.3f} at 32 times".format(*law),
-        "settings kept lose {:.3f} and {:.3f}.".format(*kept),
-        "The root alone ends {:+.3f} and {:+.3f}: a momentum of 0.83 was better".format(*root),
-    ):
-        assert said in page
+def test_what_the_law_costs_out_of_sample(script, page):
+    law = [own.mean for x in "CD" for own in script["lost"](script["RUNS"][x], "law")]
+    said = "{:+.3f} and {:+.3f} from it in runs five times as long (C), and {:+.3f} and {:+.3f}"
+    assert said.format(*law) in page
+
+
+def test_on_images(script, page):
+    of_digits = script["tuned"]("digits")[1]
+    leads = [
+        [apart(of_digits, name, "muonh", size).mean for name in ("adamw", "lamb", "lans")]
+        for size in ("16", "512")
+    ]
+    ahead = [-apart(of_digits, "muon", "muonh", size).mean for size in ("16", "128", "512")]
+    assert f"{min(ahead):.3f} to {max(ahead):.3f} better at every batch. (D)" in page
+    spans = (f"{min(own):.3f} to {max(own):.3f} at" for own in leads)
+    assert "from {} batch 16 to {} 512. (D)".format(*spans) in page
 
 
 def test_a_plan_warns_where_the_law_fails(results, of_causal, page):
@@ -216,15 +222,6 @@ def test_a_plan_warns_where_the_law_fails(results, of_causal, page):
             (warned if high else trusted).append(lost.mean)
     assert max(trusted) < 0.085
     assert f"lose up to 0.08, and up to {max(warned):.2f} at rates of which the plan warns" in page
-
-
-def test_the_lowest_rate_is_no_better(results, page):
-    pairs = (("128", "512"), ("512", "2048"), ("32", "512"), ("128", "2048"), ("32", "2048"))
-    lowest, law = (
-        np.mean([x.mean for x in moves("bert", way, results, pairs).values()])
-        for way in ("lowest rate", "law")
-    )
-    assert f"it ends {lowest:.3f} above the search in the mean, and the best rate {law:.3f}" in page
 
 
 def test_a_batch_that_grows(script, page):

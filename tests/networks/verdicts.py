@@ -135,7 +135,7 @@ def _built(optimizer, params, arguments):
 @functools.cache
 def _plan():
     rate = lb.PlannedRate(3e-4, warmup="1M", decay="cosine")
-    run = lb.TunedRun("adamw", batch_size=512, total="51M", learning_rate=rate, weight_decay=0.01)
+    run = lb.TunedRun("adamw", batch_size=512, total="51M", learning_rate=rate, weight_decay=0.05)
     return lb.batch_plan("0:512 1M:4096 10M:16384", total="77M", run=run.to("muonh"))
 
 

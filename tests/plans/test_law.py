@@ -233,7 +233,8 @@ class TestTo:
     def test_a_decay_that_has_no_time_to_settle(self):
         short = tuned(total=51_200, learning_rate=1e-3)
         assert "Do not trust it" in str(short.to("muonh"))
-        settles = dataclasses.replace(short, weight_decay=0.15 * 256 / 51_200 / 1e-3)
+        assert "At 256, search from 0.071 to 0.28." in short.to("muonh").note
+        settles = dataclasses.replace(short, weight_decay=1.5 * 256 / 51_200 / 1e-3)
         assert "Do not trust it" not in str(settles.to("muonh"))
         with pytest.raises(dataclasses.FrozenInstanceError):
             short.batch_size = 1
