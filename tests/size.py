@@ -26,8 +26,8 @@ LIMITS = {
     "names in the package that say nothing": 155,
     "types in the package with the name of another": 0,
     "`told`, `apart`, `besides` and `beside` in the package": 23,
-    "tokens of benchmarks": 45_360,
-    "tokens of tests": 238_140,
+    "tokens of benchmarks": 46_250,
+    "tokens of tests": 238_390,
     "words in docs": 39_000,
     "pages in docs": 50,
 }
