@@ -27,7 +27,7 @@ LIMITS = {
     "types in the package with the name of another": 0,
     "`told`, `apart`, `besides` and `beside` in the package": 23,
     "tokens of benchmarks": 46_250,
-    "tokens of tests": 238_390,
+    "tokens of tests": 238_410,
     "words in docs": 39_000,
     "pages in docs": 50,
 }

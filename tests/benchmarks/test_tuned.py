@@ -2,6 +2,8 @@
 
 import json
 import math
+import shlex
+import sys
 import sysconfig
 from types import SimpleNamespace
 
@@ -227,7 +229,7 @@ def test_refuses_to_continue_with_another_plan(tmp_path):
     path = tmp_path / "known.json"
     record(path, KNOWN)
     (noted,) = json.loads(path.read_text())["runs"]
-    assert "pytest" in noted["command"]
+    assert shlex.split(noted["command"]) == ["python", *sys.orig_argv[1:]]
     assert noted["processor"]
     more = KNOWN._replace(plans=BATCHES | constant({128: 4}))
     record(path, more)
