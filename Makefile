@@ -26,7 +26,7 @@ demo: $(DEMO)/.ready  ## the main job: adamw, lamb, lans and muonh at a small an
 test: $(READY)  ## the tests, without those marked slow
 	$(BIN)/python $(PYTEST) -m "not slow"
 
-test-slow: $(READY)  ## the tests marked slow and not nightly
+test-slow: $(DEV_READY)  ## the tests marked slow and not nightly
 	$(BIN)/python $(PYTEST) -m "slow and not nightly"
 
 test-one-device: $(READY)  ## the optimizers once more, on one device, where sums are taken otherwise
@@ -36,7 +36,7 @@ test-one-device: $(READY)  ## the optimizers once more, on one device, where sum
 
 test-all: test test-one-device test-slow  ## all tests but the nightly ones
 
-test-nightly: $(READY) compilers  ## the tests marked nightly, 2,000 compositions, what is compiled for H100s and TPUs, all tests with the lowest versions and Levanter's jax, and with the newest versions and their users' compiler
+test-nightly: $(DEV_READY) compilers  ## the tests marked nightly, 2,000 compositions, what is compiled for H100s and TPUs, all tests with the lowest versions and Levanter's jax, and with the newest versions and their users' compiler
 	$(BIN)/python $(PYTEST) -m nightly
 	COMPOSITIONS=2000 FIRST_COMPOSITION=$$(date +%s) $(BIN)/python $(PYTEST) -m slow tests/test_compositions.py
 	$(MAKE) compiled-short
@@ -130,7 +130,7 @@ $(READY): pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[examples,test]'
 	touch $(READY)
 
-# What checks the code and builds the site, which the tests do without.
+# What checks the code and builds the site, which the quick tests do without.
 $(DEV_READY): $(READY)
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $(DEV_READY)

@@ -49,6 +49,8 @@ FLOORS = (0, 0.5, 0.6, 0.8, 0.9)
 WAYS = ("law", "kept", "sqrt", "momentum kept", "lowest rate", *(f"floor {x}" for x in FLOORS))
 """The laws that are compared; the law itself has a floor of 0.7."""
 SHOWN = ("law", "kept", "sqrt", "momentum kept", "lowest rate")
+ENDS = {"lowest rate": min, "highest rate": max}
+"""Ways that begin with the lowest or the highest rate that is about as good as the best."""
 SETTLED = (0.1, 0.3, 1, 3, 10)
 ON_DEMAND = ("highest rate", *(f"settled {x:g}" for x in SETTLED))
 """The law from other starts: from the highest rate about as good as the best, or from the rate
@@ -104,11 +106,11 @@ def start(found: Measured, way: str, steps: int) -> Settings:
     chosen = found.settings
     if way.startswith("settled"):
         return chosen._replace(learning_rate=math.sqrt(float(way.split()[1]) / steps))
-    if not way.endswith("est rate"):
+    if way not in ENDS:
         return chosen
     most = found.searched[chosen] + AS_GOOD
     good = [own for own, loss in found.searched.items() if loss <= most]
-    return (min if way == "lowest rate" else max)(good, key=lambda own: own.learning_rate)
+    return ENDS[way](good, key=lambda own: own.learning_rate)
 
 
 def pairs_of(workload: Workload) -> Pairs:

@@ -89,14 +89,14 @@ def is_large():
 def programs_are_dropped(request):
     """Drops all programs once they are large. (After each module it took a sixth of the time.)
 
-    And those that were traced with another engine, before and after a module that changes it.
+    And those that were traced with another library, before and after a module that changes it.
     """
     source = Path(request.module.__file__).read_text()
-    changes_the_engine = "monkeypatch" in source and "optax_largebatch.engine" in source
-    if changes_the_engine:
+    changes_the_library = "monkeypatch" in source and "from optax_largebatch" in source
+    if changes_the_library:
         jax.clear_caches()
     yield
-    if changes_the_engine or is_large():
+    if changes_the_library or is_large():
         jax.clear_caches()
         # The C library of Linux keeps freed memory until it is asked to give it back.
         give_back = getattr(ctypes.CDLL(None), "malloc_trim", None)

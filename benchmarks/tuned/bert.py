@@ -128,17 +128,17 @@ class Bert:
         def normal(*shape: int) -> jax.Array:
             return jax.random.normal(next(keys), shape)
 
-        def own(*shape: Any) -> dict[str, jax.Array]:
+        def layer(*shape: Any) -> dict[str, jax.Array]:
             return linear(next(keys), *shape)
 
         branch = (2 * count) ** -0.5
         embedding = {"byte": normal(MASK + 1, width), "position": normal(self.sizes.length, width)}
         layers = [
             {
-                **{name: own(width, width) for name in ("query", "key", "value")},
-                "output": own(width, width, branch),
-                "up": own(width, 4 * width),
-                "down": own(4 * width, width, branch),
+                **{name: layer(width, width) for name in ("query", "key", "value")},
+                "output": layer(width, width, branch),
+                "up": layer(width, 4 * width),
+                "down": layer(4 * width, width, branch),
                 "attention_norm": norm(width),
                 "mlp_norm": norm(width),
             }
@@ -149,7 +149,7 @@ class Bert:
             "embedding": embedding,
             "layers": stack,
             "norm": norm(width),
-            "head": own(width, MASK),
+            "head": layer(width, MASK),
         }
 
     def examples(self, key: jax.Array, start: jax.Array) -> Examples:
