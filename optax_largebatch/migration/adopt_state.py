@@ -16,6 +16,7 @@ from optax_largebatch.migration.new_state import NewState, known, left_out, made
 from optax_largebatch.migration.same_moments import compare_moments
 from optax_largebatch.params.leaves import leaves_of
 from optax_largebatch.params.masks import Mask, select_leaves
+from optax_largebatch.params.owners import check_one_model
 from optax_largebatch.transforms.nesterov import NesterovSplitState
 
 
@@ -52,8 +53,7 @@ def adopt_state(
     Therefore a matrix takes its momentum from either, and the parameters beside the matrices take
     both moments of Adam. Muon keeps no second moment, so a matrix cannot go from Muon to Adam: name
     it in `forget`. The radii of `radius="start"` go over too. A block that had none takes it at its
-    next step. So do the second moments of `normalize_neurons`, where they have the same shape. All
-    others begin at 0.
+    next step. So do the second moments of `normalize_neurons`, which must be of the same neurons.
 
     **The moments must mean the same in both optimizers**: averages of gradients that are clipped in
     the same way, or sums with the same `momentum`. A state does not say so. Pass `old_optimizer` to
@@ -175,7 +175,7 @@ def adopt_state(
     _check_same_kinds(old, new)
     if old_optimizer is not None and convert is None:
         compare_moments(old_optimizer, optimizer, old, steps)
-    adopted = NewState(old, steps, made, made_before).of(wanted)
+    adopted = NewState(old, new, steps, made, made_before).of(wanted)
     has_buffer = any(moment and moment.what == moments.BUFFER for moment in old.moments)
     if old_optimizer is None and has_buffer:
         raise ValueError(
@@ -224,13 +224,7 @@ def _check_counters(old: moments.Kept) -> None:
     """Checks that the state is of one model, and not in the middle of a macro-batch."""
     for node in old.nodes:
         for name, value in moments.counters(node, (*moments.STEPS, *moments.MICRO_STEPS)).items():
-            if jnp.ndim(value):
-                raise ValueError(
-                    f"state must be that of one model: the {name} of its {node.kind.__name__} has "
-                    f"the shape {jnp.shape(value)}, with an axis for the copies of jax.pmap or the "
-                    "models of jax.vmap. Pass one, as in jax.tree.map(lambda x: x[0], (params, "
-                    "state))."
-                )
+            check_one_model(name, jnp.asarray(value), ndim=0)
             if name in moments.MICRO_STEPS and known(value) != [0]:
                 raise ValueError(
                     f"state must be between two macro-batches, and its {name} is "
@@ -244,21 +238,19 @@ def _steps(old: moments.Kept) -> int:
     counts = [moments.counters(node, moments.STEPS) for node in old.nodes]
     numbers = known(counts)
     if len(numbers) != 1:
-        said = f"has counted {numbers}" if numbers else "has counted none"
         raise ValueError(
-            f"step must be given: how many steps were taken? The state {said}. Schedules of the "
-            "new optimizer go on from it."
+            "step must be given: how many steps were taken? The state has counted "
+            f"{numbers or 'none'}. Schedules of the new optimizer go on from it."
         )
     return numbers[0]
 
 
 def _check_same_kinds(old: moments.Kept, new: moments.Kept) -> None:
     """Checks that the old state has the moments that the new one needs, and not only others."""
-    split = [any(node.is_one(NesterovSplitState) for node in kept.nodes) for kept in (old, new)]
-    if split[0] != split[1]:
+    if old.has(NesterovSplitState) != new.has(NesterovSplitState):
         raise ValueError(
-            f"{'state' if split[0] else 'optimizer'} has a NesterovSplitState, whose numbers no "
-            "other optimizer keeps: as in lans, they may be moments of normalised gradients. Begin "
+            "state and optimizer must both have a NesterovSplitState, or neither: as in lans, its "
+            "numbers may be moments of normalised gradients, which no other optimizer keeps. Begin "
             "with optimizer.init(params)."
         )
     has, wants = ({x.what for x in kept.moments if x} for kept in (old, new))
@@ -278,16 +270,11 @@ def _check_same_kinds(old: moments.Kept, new: moments.Kept) -> None:
                 "that several parts of it moved. If the new one must not move it either, hide it "
                 f"there too. If it must, begin it anew: forget=matching({name!r})."
             )
-        if (has.what, wants.what) == (moments.MUON, moments.ADAM):
-            raise ValueError(
-                f"state has no second moment of {name!r}: Muon moved it and keeps only a first "
-                "moment, but optimizer moves it by Adam, which needs both. Let it move it by Muon "
-                f"(see matrix_mask of muon), or begin it anew: forget=matching({name!r})."
-            )
         if has.what != wants.what and (has.what, wants.what) != (moments.ADAM, moments.MUON):
             raise ValueError(
-                f"state has {has.what} of {name!r}, and optimizer needs {wants.what}, which is "
-                "something else. optimizer.init(params) begins without the gradients so far."
+                f"state has {has.what} of {name!r}, and optimizer needs {wants.what}, which is a "
+                "second moment more, or something else. Let it move it as before (see matrix_mask "
+                f"of muon), or begin it anew: forget=matching({name!r})."
             )
         for field, like in wants.arrays.items():
             shape = jnp.shape(has.arrays.get(field, has.first))

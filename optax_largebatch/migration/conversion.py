@@ -17,8 +17,6 @@ from optax_largebatch.params.stacked import Stacked
 
 _MARKS = 2**23
 """How many marks there are, and the least of them."""
-_FACTORS = (5_767_033, 2_654_435, 7_368_787)
-"""For each way to change all marks an odd number."""
 
 
 class Conversion:
@@ -45,25 +43,23 @@ class Conversion:
         self.params = params
         rng = np.random.default_rng(0)
         marks = [rng.integers(_MARKS, 2 * _MARKS, np.shape(x)) for x in self.old_leaves]
-        changes = [self._converted([_changed(x, by) for x in marks]) for by in _FACTORS]
-        numbers = [np.full(np.shape(x), k) for k, x in enumerate(self.old_leaves)]
+        owners = [np.full(np.shape(x), k) for k, x in enumerate(self.old_leaves)]
         self.copied: list[np.ndarray] = []
         """Which elements of each new parameter are copies; the others are new."""
         self.sources: list[set[int]] = []
         """The numbers of the old parameters that each new one has elements of."""
         names = leaf_names(params)
-        converted = map(self._converted, (marks, numbers))
-        for name, mark, number, *changed in zip(names, *converted, *changes, strict=True):
-            pairs = zip(changed, _FACTORS, strict=True)
-            is_copied = np.all([x == _changed(mark, by) for x, by in pairs], 0)
-            if not np.all(is_copied | np.all([x == mark for x in changed], 0)):
+        converted = map(self._converted, (marks, map(_changed, marks), owners))
+        for name, mark, changed, owner in zip(names, *converted, strict=True):
+            is_copied = changed == _changed(mark)
+            if not np.all(is_copied | (changed == mark) & np.isfinite(mark)):
                 raise ValueError(
                     "convert must copy numbers, and not compute, cast or draw them: some of "
                     f"{name!r} are no copies, and a second moment would not follow. It is asked "
                     "only where each number comes from: let it put zeros there."
                 )
             self.copied.append(is_copied)
-            self.sources.append(set(number[is_copied].astype(int).ravel().tolist()))
+            self.sources.append(set(owner[is_copied].astype(int).ravel().tolist()))
 
     def carried(
         self, values: dict[int, Any], begin: dict[int, Any] | None = None
@@ -132,10 +128,12 @@ class Conversion:
         return [np.asarray(jax.device_get(x), np.float64) for x in jax.tree.leaves(new)]
 
 
-def _changed(marks: np.ndarray, factor: int) -> np.ndarray:
-    """Other marks in the place of marks; no sum or product of these is one of those."""
-    rank = marks.astype(np.int64) - _MARKS
-    return _MARKS + ((rank * factor) ^ (rank >> 7)) % _MARKS
+def _changed(marks: np.ndarray) -> np.ndarray:
+    """Other marks in the place of marks, in the reverse order, and not evenly.
+
+    So the larger of two marks becomes the smaller, and no sum or product of marks changes likewise.
+    """
+    return 2 * _MARKS - 1 - np.floor((marks - _MARKS) ** 2 / _MARKS)
 
 
 def block_ids(stacked: Stacked, params: Any) -> list[np.ndarray]:

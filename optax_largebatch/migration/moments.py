@@ -107,6 +107,10 @@ class Kept:
             )
         self.moments[number] = moment._replace(arrays=moment.arrays | new.arrays)
 
+    def has(self, kind: type) -> bool:
+        """Whether the state has a node of this kind."""
+        return any(node.is_one(kind) for node in self.nodes)
+
     def numbered(self, tree: Any) -> dict[int, Any]:
         """The arrays of a tree like the parameters, by the numbers of these."""
         return {self.numbers[keys]: x for keys, x in keyed_arrays(tree) if keys in self.numbers}
@@ -129,10 +133,10 @@ class Kept:
             for field in _MOMENTS
         }
         for number, sources in enumerate(conversion.sources):
-            known = [moment for source in sources if (moment := self.moments[source])]
-            if len(known) == len(sources) and len({x.node.keys for x in known}) == 1:
-                arrays = {field: carried[field][number] for field in known[0].arrays}
-                new.moments[number] = known[0]._replace(arrays=arrays)
+            old: list[Any] = [self.moments[source] for source in sources]
+            if old and all(old) and len({x.node.keys for x in old}) == 1:
+                arrays = {field: carried[field][number] for field in old[0].arrays}
+                new.moments[number] = old[0]._replace(arrays=arrays)
         return new
 
     def carried(
@@ -156,11 +160,11 @@ def kind_of(node: StateNode) -> str | None:
 
 def counters(node: StateNode, names: tuple[str, ...]) -> dict[str, Any]:
     """The integers in a node's fields of these names."""
-    leaves = {name: jax.tree.leaves(node.fields[name]) for name in names if name in node.fields}
+    leaves = {name: jax.tree.leaves(node.fields.get(name)) for name in names}
     return {
         name: arrays[0]
         for name, arrays in leaves.items()
-        if len(arrays) == 1 and jnp.issubdtype(jnp.result_type(arrays[0]), jnp.integer)
+        if [jnp.issubdtype(jnp.result_type(x), jnp.integer) for x in arrays] == [True]
     }
 
 

@@ -1,9 +1,7 @@
 """The state of a new optimizer, with what an old one has for it."""
 
-from collections.abc import Iterable
 import contextlib
-import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +20,7 @@ from optax_largebatch.params.owners import (
     by_parameter,
     keyed_arrays,
     nodes_of,
+    seen_by,
 )
 from optax_largebatch.params.stacked import Stacked, check_stacked
 from optax_largebatch.transforms.noise.noise_scale import MeasureNoiseScaleState
@@ -41,11 +40,12 @@ _OF_LAST_STEP = {"learning_rates", "trust_ratios"}
 """Fields of states that count steps and tell of the last one."""
 
 
-@dataclasses.dataclass(frozen=True)
-class NewState:
+class NewState(NamedTuple):
     """Puts the nodes of an old state into the places of a new one."""
 
     old: Kept
+    new: Kept
+    """The new optimizer's state before the first step."""
     steps: int
     """The number of steps so far."""
     made: dict[Keys, RecordedState]
@@ -62,8 +62,8 @@ class NewState:
         """
 
         def changed(path: Any, node: Any) -> Any:
-            here = [jax.tree_util.keystr((key,), simple=True) for key in path]
-            state_node = next(nodes_of(node, (*keys, *here)), None)
+            here = *keys, *(jax.tree_util.keystr((key,), simple=True) for key in path)
+            state_node = next((x for x in self.new.nodes if x.keys == here), None)
             return node._replace(**self._changed(state_node)) if state_node else node
 
         return jax.tree_util.tree_map_with_path(
@@ -87,31 +87,28 @@ class NewState:
             new["master"] = self._like_params(node, "master", self.old.before.params)
         if issubclass(node.kind, NormalizeNeuronsState):
             new["nu"] = self._neurons(node)
-        same = self._same(node)
-        if "steps" in fields and _is_ours(node):  # of average_weights and stochastic_rounding
-            steps = same[0].array("steps") if same else self.steps
-            new["steps"] = placed(steps, fields["steps"])
-        if "average" in fields and same:
-            new["average"] = self._like_params(node, "average")
-            new["weight"] = placed(same[0].array("weight"), fields["weight"])
-        counted = counters(node, (*STEPS, "step"))  # `step` of optax.conditionally_transform
-        return new | {name: placed(self.steps, like) for name, like in counted.items()}
+        # `step` is of optax.conditionally_transform, `steps` of average_weights and others of ours.
+        counted = counters(node, (*STEPS, "step", "steps"))
+        counts: dict[str, Any] = dict.fromkeys(counted, self.steps)
+        for old_node in self._same(node)[:1]:
+            if "average" in fields:
+                new["average"] = self._like_params(node, "average")
+                counts["weight"] = old_node.array("weight")
+            if "steps" in fields:
+                counts["steps"] = old_node.array("steps")
+        return new | {name: placed(count, fields[name]) for name, count in counts.items()}
 
     def _moments(self, fields: dict[str, Any]) -> dict[str, Any]:
         """The fields of a state of Adam or Muon, or of a momentum buffer."""
         new = {}
         sources = {}
         for name in fields.keys() & set(COPIES):
-            tree = fields[name]
-            taken = []
-            for number, like in self.old.numbered(tree).items():
-                moment = self.old.moments[number]
-                if moment is None:  # it begins anew: it was checked
-                    taken.append(like)
-                    continue
-                sources[moment.node.keys] = moment.node
-                taken.append(self._put(moment.arrays.get(name, moment.first), like))
-            new[name] = jax.tree.unflatten(jax.tree.structure(tree), taken)
+            arrays = self.old.numbered(fields[name])
+            for number, like in arrays.items():
+                if moment := self.old.moments[number]:  # without one it begins anew: it was checked
+                    sources[moment.node.keys] = moment.node
+                    arrays[number] = self._put(moment.arrays.get(name, moment.first), like)
+            new[name] = jax.tree.structure(fields[name]).unflatten(arrays.values())
         if "count" not in fields:
             return new
         # Adam corrects its moments by the number of gradients in them.
@@ -130,21 +127,17 @@ class NewState:
         """Whether a node collects numbers that most optimizers do not have."""
         if issubclass(node.kind, _OTHERS) or node.fields.keys() & _OF_LAST_STEP:
             return False
-        beside_others = "count" in node.fields and len(node.fields) > 1
-        foreign_moments = not _is_ours(node) and any(
-            map(self._is_like_params, node.fields.values())
-        )
-        return beside_others or foreign_moments or issubclass(node.kind, ScaleByWarmedUpRateState)
-
-    def _is_like_params(self, tree: Any) -> bool:
-        """Whether a tree has arrays of the shapes and the kind of numbers of parameters."""
         leaves = jax.tree.leaves(self.old.params)
-        keyed = keyed_arrays(tree)
-        return bool(keyed) and all(
-            keys in self.old.numbers
-            and jnp.shape(array) == jnp.shape(leaves[self.old.numbers[keys]])
-            and _is_inexact(array)
-            for keys, array in keyed
+        has_foreign_moments = not _is_ours(node) and any(
+            _is_inexact(x) and jnp.shape(x) == jnp.shape(leaves[k])
+            for field in node.fields.values()
+            for k, x in self.old.numbered(field).items()
+        )
+        counts_and_more = "count" in node.fields and len(node.fields) > 1
+        return (
+            has_foreign_moments
+            or counts_and_more
+            or issubclass(node.kind, ScaleByWarmedUpRateState)
         )
 
     def _own_numbers(self, node: StateNode) -> dict[str, Any]:
@@ -155,10 +148,17 @@ class NewState:
                 f"optimizer has a {node.kind.__name__}, whose numbers no other optimizer keeps, "
                 "and no convert moves. Begin with optimizer.init(params)."
             )
-        old = same[0].fields
-        return {
-            name: self._of_same_layout(name, old[name], new) for name, new in node.fields.items()
-        }
+        values, likes = (dict(keyed_arrays(x.fields)) for x in (same[0], node))
+        shapes, needed = ({keys: jnp.shape(x) for keys, x in y.items()} for y in (values, likes))
+        if shapes != needed:
+            raise ValueError(
+                f"the {node.kind.__name__} in state has the shapes {[*shapes.values()]}, and "
+                f"optimizer needs {[*needed.values()]}. Pass the parameters that the old optimizer "
+                "moved, and give optimizer the same `stacked`."
+            )
+        return jax.tree.structure(node.fields).unflatten(
+            (self._put if x.ndim else placed)(values[keys], x) for keys, x in likes.items()
+        )
 
     def _same(self, node: StateNode) -> list[StateNode]:
         """The node of the old state of the same kind in the same place, or all of that kind."""
@@ -191,16 +191,15 @@ class NewState:
             others: a tree with what stands for old parameters of which the state has no such array.
         """
         before = self.old.before
-        values = before.numbered(others) | {
+        leaves = jax.tree.leaves(before.params)
+        values = {
             k: x
-            for old_node in self._same(node)
-            for k, x in before.numbered(old_node.fields[field]).items()
-            if _is_inexact(x)
+            for tree in (others, *(old_node.fields[field] for old_node in self._same(node)))
+            for k, x in before.numbered(tree).items()
+            if _is_inexact(x) and jnp.shape(x) == jnp.shape(leaves[k])
         }
         likes = self.old.numbered(node.fields[field])
-        leaves = jax.tree.leaves(before.params)
-        shaped = {k: x for k, x in values.items() if jnp.shape(x) == jnp.shape(leaves[k])}
-        carried = self.old.carried(shaped, likes)
+        carried = self.old.carried(values, likes)
         if likes.keys() - carried.keys() - self.old.forgotten:
             raise ValueError(
                 f"state must hold an {field} of all parameters of which optimizer keeps one, and "
@@ -214,90 +213,60 @@ class NewState:
         )
 
     def _neurons(self, node: StateNode) -> Any:
-        """The second moments of neurons, 0 for parameters that had none of this shape."""
-        arrays, structure = jax.tree.flatten(node.fields["nu"])
-        made = self.made.get(node.keys)
-        # An `init` inside `jax.jit` does not say which parameters it was given: maybe all.
-        numbers = self.old.numbered(made.params if made else self.old.params)
-        if len(numbers) != len(arrays):
-            return node.fields["nu"]
-        values = {}
+        """The second moments of neurons, 0 for parameters that had none."""
         before = self.old.before
-        taken = []
-        for neurons in self.old.nodes:
-            if neurons.is_one(NormalizeNeuronsState):
-                old = sorted(keyed_arrays(neurons.fields["nu"]), key=lambda keyed: int(keyed[0][0]))
-                moved = enumerate(before.moments)
-                at = neurons.masked_at
-                seen = [k for k, x in moved if x and x.node.masked_at == at]
-                if len(old) == len(seen):
-                    values |= {k: x for k, (_, x) in zip(seen, old, strict=True)}
+        leaves = jax.tree.leaves(before.params)
+        values = {}
+        for old_node in self._same(node):
+            values |= _neurons_by_owner(old_node, before)
         if self.old.conversion:
-            leaves = jax.tree.leaves(before.params)
             values = {k: jnp.broadcast_to(x, jnp.shape(leaves[k])) for k, x in values.items()}
         carried = self.old.carried(values)
-        for number, like in zip(numbers, arrays, strict=True):
-            value = carried.get(number, like)
-            if self.old.conversion:
-                whole = value
-                value = value[tuple(map(slice, like.shape))]
-                if not np.all(whole == value):
-                    raise ValueError(
-                        f"convert must leave the neurons of {self.old.names[number]!r} whole, "
-                        "because normalize_neurons keeps a second moment of each. Leave it as it "
-                        f"was, or begin it anew: forget=matching({self.old.names[number]!r})."
-                    )
-            taken.append(placed(value if jnp.shape(value) == like.shape else like, like))
-        return structure.unflatten(taken)
+        taken = []
+        for number, like in _neurons_by_owner(node, self.new).items():
+            whole = carried.get(number, like)
+            value = whole[tuple(map(slice, like.shape))]
+            if value.shape != like.shape or not np.all(whole == value):
+                name = self.old.names[number]
+                raise ValueError(
+                    f"the neurons of {name!r} must be those of before, because normalize_neurons "
+                    "keeps a second moment of each: give it the same side, and let convert leave "
+                    f"them whole. Or begin it anew: forget=matching({name!r})."
+                )
+            taken.append(placed(value, like))
+        return jax.tree.structure(node.fields["nu"]).unflatten(taken)
 
-    def _of_same_layout(self, name: str, old: Any, new: Any) -> Any:
-        """A field of an old state, which must have the layout of the new one."""
-        values, likes = (dict(keyed_arrays(tree)) for tree in (old, new))
-        shapes, needed = ({keys: jnp.shape(x) for keys, x in y.items()} for y in (values, likes))
-        if shapes != needed:
-            raise ValueError(
-                f"the {name} in state has the shapes {[*shapes.values()]}, and optimizer needs "
-                f"{[*needed.values()]}. Pass the parameters that the old optimizer moved, and give "
-                "optimizer the same `stacked`."
-            )
-        put = self._put if self._is_like_params(new) else placed
-        return jax.tree.structure(new).unflatten(put(values[keys], x) for keys, x in likes.items())
-
-    def _vectors(self, node: StateNode) -> dict[str, Any]:
+    def _vectors(self, node: StateNode) -> dict[str, jax.Array]:
         """The vectors of blocks of a node, as at first for blocks that the old state had not."""
         made = self.made.get(node.keys)
         if made is None:  # by an `init` inside `jax.jit`, which does not say of which blocks it is
             return {}
-        return {
-            name: self._vector(node, name, check_stacked(field.stacked), made.params)
-            for name, field in names_and_fields(made.transform.state)
-            if isinstance(field, VectorOfBlocks)
-        }
+        new = {}
+        for name, field in names_and_fields(made.transform.state):
+            if not isinstance(field, VectorOfBlocks):
+                continue
+            stacked = check_stacked(field.stacked)
+            sizes = stacked.sizes(made.params)
+            split = np.split(jax.device_get(node.array(name)), np.cumsum(sizes)[:-1])
+            at_first = dict(zip(self.old.numbered(made.params), split, strict=True))
+            old, old_ids = self._old_vector(node, name, stacked)
+            if self.old.conversion:
+                ids = dict(zip(at_first, block_ids(stacked, made.params), strict=True))
+                old = self.old.conversion.of_blocks(old, old_ids, at_first, ids, name == "radii")
+            kept = {
+                number: old[number]
+                for number in old.keys() & at_first.keys() - self.old.forgotten
+                if old[number].size == at_first[number].size
+            }
+            flat = [x.reshape(-1) for x in (at_first | kept).values()]
+            new[name] = placed(np.concatenate(flat), node.array(name))
+        return new
 
-    def _vector(
+    def _old_vector(
         self,
         node: StateNode,
         name: str,
         stacked: Stacked,
-        params: Any,
-    ) -> jax.Array:
-        """A vector of the blocks of some parameters."""
-        like = node.array(name)
-        split = np.split(fetched(like, like), np.cumsum(stacked.sizes(params))[:-1])
-        at_first = dict(zip(self.old.numbered(params), split, strict=True))
-        old, old_ids = self._old_vector(node, name, stacked, like)
-        if self.old.conversion:
-            ids = dict(zip(at_first, block_ids(stacked, params), strict=True))
-            old = self.old.conversion.of_blocks(old, old_ids, at_first, ids, name == "radii")
-        kept = {
-            number: old[number]
-            for number in old.keys() & at_first.keys() - self.old.forgotten
-            if old[number].size == at_first[number].size
-        }
-        return joined((at_first | kept).values(), like)
-
-    def _old_vector(
-        self, node: StateNode, name: str, stacked: Stacked, like: jax.Array
     ) -> tuple[dict[int, Any], dict[int, Any]]:
         """The numbers of the blocks of each parameter in the old state, and the `block_ids`.
 
@@ -305,14 +274,11 @@ class NewState:
             node: the new node.
             name: the vector.
             stacked: the stacks of the new optimizer, if the old one does not say what it had.
-            like: an array on the devices of the new vector.
         """
         vectors: dict[int, Any] = {}
         ids: dict[int, Any] = {}
         before = self.old.before
-        same = self._same(node)
-        # Of several nodes each has the radii of other parameters, but all have other ratios.
-        for old_node in same if name == "radii" else same[: len(same) == 1]:
+        for old_node in self._same(node):
             made = self.old_made.get(old_node.keys)
             if self.old.conversion and made is None:
                 raise ValueError(
@@ -322,20 +288,24 @@ class NewState:
             of_old = getattr(made.transform.state, name).stacked if made else stacked
             with contextlib.suppress(ValueError):  # the stacks were others, and so the blocks
                 entries = by_parameter([old_node], name, before.state, before.params, of_old)
-                vector = fetched(old_node.array(name), like)
+                # On the host: XLA would compile what is done to each of hundreds of small arrays.
+                vector = jax.device_get(old_node.array(name))
                 vectors |= {x.number: vector[x.entries] for x in entries}
                 ids |= enumerate(block_ids(of_old, before.params)) if made else {}
         return vectors, ids
 
 
+def _neurons_by_owner(node: StateNode, kept: Kept) -> dict[int, Any]:
+    """The second moments of neurons, by the numbers of the parameters."""
+    arrays = sorted(keyed_arrays(node.fields["nu"]), key=lambda keyed: int(keyed[0][0]))
+    owners = seen_by(node, kept.state, kept.params) or range(len(arrays))
+    return {owner: array for owner, (_, array) in zip(owners, arrays, strict=True)}
+
+
 def left_out(old: Kept, new: Kept) -> list[str]:
     """The names of the states whose numbers do not go over."""
-
-    def has(kept: Kept, kind: type) -> bool:
-        return any(node.is_one(kind) for node in kept.nodes)
-
-    gone = [kind for kind in _GO_OVER if not has(new, kind)]
-    return [kind.__name__ for kind in (*_BEGIN_ANEW, *gone) if has(old, kind)]
+    gone = [kind for kind in _GO_OVER if not new.has(kind)]
+    return [kind.__name__ for kind in (*_BEGIN_ANEW, *gone) if old.has(kind)]
 
 
 def made_parts(
@@ -378,21 +348,3 @@ def placed(value: Any, like: Any) -> jax.Array:
     if getattr(value, "committed", True):
         value = np.asarray(jax.device_get(value), dtype)
     return jnp.asarray(jax.device_put(value), dtype)
-
-
-def fetched(tree: Any, like: jax.Array) -> Any:
-    """The arrays of a tree on the host.
-
-    XLA would compile what is done to each of hundreds of small arrays, which takes minutes.
-
-    Args:
-        tree: the arrays, which may be split between devices.
-        like: an array that every device has whole.
-    """
-    return jax.device_get(jax.device_put(tree, like.sharding))
-
-
-def joined(arrays: Iterable[Any], like: jax.Array) -> jax.Array:
-    """One vector of all elements of fetched arrays, with the dtype and the devices of another."""
-    flat = [x.reshape(-1) for x in arrays]
-    return placed(np.concatenate(flat), like) if flat else like

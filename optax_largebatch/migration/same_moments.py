@@ -1,6 +1,5 @@
 """Whether the moments of two optimizers mean the same, found by running both."""
 
-from collections.abc import Sequence
 from typing import Any
 import warnings
 
@@ -56,7 +55,6 @@ def compare_moments(
     Raises:
         ValueError: it is not, the moments differ, or an optimizer cannot take a step.
     """
-    forgotten = {old.names[number] for number in old.forgotten}
     params = old.params
     # Optimizers of other libraries need implicit casts and transfers. All warnings about parameters
     # were given for the real ones.
@@ -67,48 +65,44 @@ def compare_moments(
     ):
         warnings.simplefilter("ignore")
         expected = Kept("old_optimizer", params, jax.eval_shape(old_optimizer.init, params))
-        for name, has, keeps in zip(old.names, old.moments, expected.moments, strict=True):
-            kept, held = (moment.what if moment else "no moments" for moment in (keeps, has))
-            if kept != held and name not in forgotten:
+        for number, keeps in enumerate(expected.moments):
+            kept, held = (x.what if x else "no moments" for x in (keeps, old.moments[number]))
+            if kept != held and number not in old.forgotten:
                 raise ValueError(
-                    f"old_optimizer must be the optimizer that state is of: of {name!r} it keeps "
-                    f"{kept}, and state has {held}."
+                    "old_optimizer must be the optimizer that state is of: of "
+                    f"{old.names[number]!r} it keeps {kept}, and state has {held}."
                 )
         short, gradients = _short(params, optimizer)
         theirs = _moments("old_optimizer", old_optimizer, short, gradients)
         ours = _moments("optimizer", optimizer, short, gradients)
-    for position, name in sorted(theirs.keys() & ours.keys()):
-        (old_field, *_), before = zip(*theirs[position, name], strict=True)
-        (field, *_), after = zip(*ours[position, name], strict=True)
-        step = next((k for k in range(_STEPS) if _differ(before[k], after[k])), None)
-        if step is None or name in forgotten:
+    for number, position in sorted(theirs.keys() & ours.keys()):
+        old_field, before = theirs[number, position]
+        field, after = ours[number, position]
+        if number in old.forgotten or not _differ(before, after):
             continue
         rates = _decay_rates(before, after)
         if rates is None:
-            was = before[step]
-            now = after[step]
-            at = np.unravel_index(np.abs(now - was).argmax(), now.shape)
+            at = np.unravel_index(np.abs(after - before).argmax(), after.shape)
             raise ValueError(
                 "old_optimizer must keep the moments that optimizer keeps: in step "
-                f"{step + 1} with the same gradients, an element of {field} of {name!r} is "
-                f"{was[at]:.4g} in old_optimizer and {now[at]:.4g} in optimizer. "
-                f"{_BUFFERS if field == 'trace' else _MOMENTS}"
+                f"{at[0] + 1} with the same gradients, an element of {field} of "
+                f"{old.names[number]!r} is {before[at]:.4g} in old_optimizer and {after[at]:.4g} "
+                f"in optimizer. {_BUFFERS if field == 'trace' else _MOMENTS}"
             )
         old_mass, mass = (1 - rate ** max(steps, 1) for rate in rates)
-        moment: Any = old.moments[old.names.index(name)]
+        moment: Any = old.moments[number]
         moment.arrays[old_field] = moment.arrays[old_field] * (mass / old_mass)
 
 
 def _differ(old: np.ndarray, new: np.ndarray) -> bool:
     """Whether two moments differ by more than rounding."""
-    rounding = max(8 * float(jnp.finfo(x.dtype).eps) for x in (new, old))
-    error = np.abs(new - old).max(initial=0)
-    largest = np.abs(old).max(initial=0)
-    return not error <= max(1e-4, rounding) * largest
+    tolerance = max(1e-4, *(8 * float(jnp.finfo(x.dtype).eps) for x in (new, old)))
+    return not np.abs(new - old).max(initial=0) <= tolerance * np.abs(old).max(initial=0)
 
 
 def _decay_rates(
-    old: Sequence[np.ndarray], new: Sequence[np.ndarray]
+    old: np.ndarray,
+    new: np.ndarray,
 ) -> tuple[float, float] | None:
     r"""The decay rates of two averages of the same numbers; None if they are none.
 
@@ -116,7 +110,7 @@ def _decay_rates(
     :math:`x_t`: with :math:`r = (1 - c) / (1 - b)`,
     :math:`n_t - r m_t = c n_{t-1} - r b m_{t-1}`, which is :math:`r (c - b) m_1` for the second.
     """
-    exact, new_exact = (np.stack(x).astype(complex) for x in (old, new))
+    exact, new_exact = (x.astype(complex) for x in (old, new))
     first = exact[0]
     square = np.vdot(first, first).real
     ratio = np.vdot(first, new_exact[0]).real / square if square else 1.0
@@ -128,7 +122,7 @@ def _decay_rates(
     expected = ratio * exact
     expected[1:] += rates[1] * new_exact[:-1] - ratio * old_rate * exact[:-1]
     are_rates = all(0 <= rate < 1 - 1e-6 for rate in rates)
-    return rates if are_rates and not _differ(expected, np.stack(new)) else None
+    return rates if are_rates and not _differ(expected, new) else None
 
 
 def _short(params: Any, optimizer: Any) -> tuple[Any, list[Any]]:
@@ -158,11 +152,14 @@ def _short(params: Any, optimizer: Any) -> tuple[Any, list[Any]]:
 
 
 def _moments(
-    who: str, optimizer: Any, params: Any, gradients: list[Any]
-) -> dict[tuple[int, str], list[tuple[str, np.ndarray]]]:
-    """The moments of an optimizer after each of its first steps, with the names of their fields.
+    who: str,
+    optimizer: Any,
+    params: Any,
+    gradients: list[Any],
+) -> dict[tuple[int, int], tuple[str, np.ndarray]]:
+    """The moments of an optimizer after each of its first steps, (steps, *shape), and their fields.
 
-    Their key is 0 for a first moment or 1 for a second, and the parameter.
+    Their key is the number of the parameter, and 0 for a first moment or 1 for a second.
 
     Args:
         who: the optimizer, for messages.
@@ -179,14 +176,15 @@ def _moments(
         return optimizer.update(gradients, state, params, partition_specs=PartitionSpec())[1]
 
     state = optimizer.init(params)
-    fields: dict[tuple[int, str], list[tuple[str, np.ndarray]]] = {}
+    of_steps: list[list[Any]] = []
     for gradient in gradients:
         state = _after_a_step(who, update, gradient, state)
-        kept = Kept(who, params, state)
-        for name, moment in zip(kept.names, kept.moments, strict=True):
-            for position, (field, array) in enumerate(moment.arrays.items() if moment else ()):
-                fields.setdefault((position, name), []).append((field, np.asarray(array)))
-    return fields
+        of_steps.append(Kept(who, params, state).moments)
+    return {
+        (number, position): (field, np.stack([step[number].arrays[field] for step in of_steps]))
+        for number, moment in enumerate(of_steps[0])
+        for position, field in enumerate(moment.arrays if moment else ())
+    }
 
 
 def _after_a_step(who: str, update: Any, gradient: Any, state: Any) -> Any:

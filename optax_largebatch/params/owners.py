@@ -234,7 +234,7 @@ def check_one_model(name: str, array: jax.Array, ndim: int) -> jax.Array:
         raise ValueError(
             f"the state's {name} has the shape {array.shape}, with an axis for the copies of "
             "jax.pmap or the models of jax.vmap. Pass one of them, as in "
-            "jax.tree.map(lambda x: x[0], (state, params)), or map over them with jax.vmap."
+            "jax.tree.map(lambda x: x[0], (state, params))."
         )
     return array
 

@@ -109,8 +109,8 @@ REFUSED = [
     (CONTRIB, lb.lars(0.1), "moments of Adam of 'bias', and optimizer needs a momentum buffer"),
     *((x, y, "a momentum buffer of 'bias'") for x in (SGD, LARS) for y in (MUON, MUONH, CONTRIB)),
     (LARS, lb.lbsgd(0.1, momentum=0.9), "optimizer has a ScaleByWarmedUpRateState, whose numbers"),
-    (ADAMW, lb.lans(0.1), "optimizer has a NesterovSplitState, whose numbers"),
-    (lb.lans(0.1), LAMB, "state has a NesterovSplitState"),
+    (ADAMW, lb.lans(0.1), "must both have a NesterovSplitState"),
+    (lb.lans(0.1), LAMB, "must both have a NesterovSplitState"),
     (optax.adabelief(0.1), LAMB, "state has no moments, and optimizer has moments of Adam"),
     (optax.chain(ADAM, ADAM), LAMB, "state must hold the moments of 'bias' once"),
     (ADAM, lb.chain(*[lb.scale_by_adam()] * 2), "optimizer must hold the moments of 'bias' once"),
@@ -149,7 +149,7 @@ def test_a_state_of_pmap_is_refused(of_params):
 
     state, params = copies(switches.state_after(optax.adamw(0.1))), copies(PARAMS)
     for step in (None, 2):
-        with pytest.raises(ValueError, match=r"state must be that .* \(8,\).* Pass one, as in"):
+        with pytest.raises(ValueError, match=r"has the shape \(8,\).* Pass one of them, as in"):
             lb.adopt_state(lb.lamb(0.1), params if of_params else PARAMS, state, step=step)
 
 

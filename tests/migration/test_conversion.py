@@ -120,6 +120,7 @@ COMPUTE = {
     "a mean": lambda x: (x[0] + x[1]) / 2,
     "the larger one": lambda x: jnp.maximum(x[0], x[1]),
     "a cast": lambda x: x[0].astype("bfloat16"),
+    "a cast that overflows": lambda x: x[0].astype("float16"),
     "a mean in a new row": lambda x: jnp.append(x[0], x.mean())[1:],
     "other numbers in each call": lambda x: jnp.asarray(np.random.default_rng().normal(size=3)),
 }
@@ -170,7 +171,7 @@ def test_radii_of_other_blocks_begin_anew_and_neurons_are_refused():
     _, state = neurons.update(params, neurons.init(params), params)
     _, after = adopted(neurons, neurons, params, state, halved)
     chex.assert_trees_all_equal(after[1].nu[0][0], state[1].nu[0][0][:, :6])
-    with pytest.raises(ValueError, match="convert must leave the neurons of 'joined' whole"):
+    with pytest.raises(ValueError, match="neurons of 'joined' must be those of before"):
         adopted(neurons, neurons, params, state, lambda tree: jax.tree.map(jnp.transpose, tree))
 
 
