@@ -98,8 +98,8 @@ wheel: $(DEV_READY)  ## builds the wheel, installs it where nothing else is, run
 
 # Other versions of jax hardly change these: with SHORT=1, as in CI, `lowest` and `newest` skip them.
 SHORT ?=
-SKIPPED = $(if $(SHORT),$(addprefix --ignore tests/,benchmarks diagnostics docs networks notebooks plans \
-  recipes schedules testing test_public_arguments.py test_command_line.py))
+SKIPPED = $(if $(SHORT),$(addprefix --ignore tests/,benchmarks diagnostics docs networks notebooks params \
+  plans recipes schedules testing test_public_arguments.py test_command_line.py))
 
 lowest: versions-lowest  ## the tests with the lowest versions of jax and optax that pyproject.toml claims
 

@@ -47,7 +47,7 @@ LAW_FROM = {16: BATCHES[1:], 64: (256, 512)}
 TOKENS = 16  # of an example
 FITTED = BATCHES[:4]
 """Those at which each target is reached."""
-TARGETS = tuple(2**power for power in (13.5, 14, 14.5, 15, 15.5))
+TARGETS = tuple(2**power for power in (13.5, 14, 14.5, 15))
 """A target is the loss of the smallest batch after so many examples."""
 
 
@@ -206,26 +206,48 @@ def critical_table(rows: list[Row]) -> str:
     return markdown(["optimizer", *heads, "exponent"], lines)
 
 
-def law_table(rows: list[Row]) -> str:
-    """What the law loses to a search, for each budget and each move of MuonH."""
-    best = losses_of(rows, "muonh")
+def rate_powers(rows: list[Row], optimizer: str, largest: int) -> list[str]:
+    """The powers of batch and examples with which the best rate goes, up to a batch."""
+    best = {
+        (row.batch, row.examples): row.learning_rate
+        for row in rows
+        if (row.optimizer, row.way) == (optimizer, "best") and row.batch <= largest
+    }
+    cells = np.log([*best])
+    terms = np.column_stack([cells, np.ones(len(cells))])
+    powers, *_ = np.linalg.lstsq(terms, np.log([*best.values()]), rcond=None)
+    return [f"{power:+.2f}" for power in powers[:2]]
+
+
+def rates_table(rows: list[Row]) -> str:
+    """These powers for each optimizer."""
+    ends = (FITTED[-1], BATCHES[-1])
     lines = []
-    for small, larger in LAW_FROM.items():
-        moved = losses_of(rows, "muonh", f"law from {small}")
-        for batch in larger:
-            over = []
-            for budget, of_seed in moved[batch].items():
-                searched_loss = {seed: best[batch][budget][seed] for seed in of_seed}
-                over.append(str(difference(of_seed, searched_loss)))
-            lines.append([f"{small} to {batch}", *over])
-    heads = [f"{examples * TOKENS / 1000:.0f} thousand" for examples in BUDGETS]
-    return markdown(["batch", *heads], lines)
+    for optimizer in WORKLOAD.optimizers:
+        of_batch, of_examples = zip(*(rate_powers(rows, optimizer, x) for x in ends), strict=True)
+        lines.append([f"`{optimizer}`", *of_batch, *of_examples])
+    heads = [f"of the {what}, to batch {end}" for what in ("batch", "tokens") for end in ends]
+    return markdown(["optimizer", *heads], lines)
+
+
+def law_over_search(rows: list[Row]) -> dict[str, list[Difference]]:
+    """What each move of MuonH by the law loses to a search, for each budget."""
+    best = losses_of(rows, "muonh")
+    over = {}
+    for small in LAW_FROM:
+        for batch, of_budgets in losses_of(rows, "muonh", f"law from {small}").items():
+            over[f"{small} to {batch}"] = [
+                difference(of_seed, {seed: best[batch][budget][seed] for seed in of_seed})
+                for budget, of_seed in of_budgets.items()
+            ]
+    return over
 
 
 def show(path: Path) -> str:
-    """Both tables."""
+    """Both tables, and what each move by the law loses, for each budget."""
     rows = read(path, Row)
-    return f"{critical_table(rows)}\n\n{law_table(rows)}"
+    moves = [", ".join([move, *map(str, over)]) for move, over in law_over_search(rows).items()]
+    return "\n\n".join([critical_table(rows), rates_table(rows), *moves])
 
 
 if __name__ == "__main__":

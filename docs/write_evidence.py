@@ -11,7 +11,7 @@ import re
 
 import jax
 
-from benchmarks import changed_run, rate_of_the_rest, transfer, zeros
+from benchmarks import changed_run, critical_batch_of_tokens, rate_of_the_rest, transfer, zeros
 from benchmarks.harness.pages import markdown, with_tables
 from benchmarks.harness.results import COMMITTED, read
 from benchmarks.tuned.intervals import Difference, difference
@@ -83,6 +83,15 @@ def peaks(workload: Workload) -> tuple[list[float], list[float]]:
     return sorted(own.settings.learning_rate for own in searched), sorted(moved)
 
 
+def peaks_of_lengths() -> tuple[list[float], list[float]]:
+    """The same of the runs of four lengths, E."""
+    ours = [row for row in token_rows() if row.optimizer == "muonh"]
+    return tuple(
+        sorted({row.learning_rate for row in ours if row.way.startswith(way)})
+        for way in ("best", "law")
+    )
+
+
 def seen_table() -> str:
     """What each letter stands for."""
     lines = []
@@ -102,6 +111,17 @@ def seen_table() -> str:
                 *angles,
             ]
         )
+    steps = [plan.total_steps for plan in critical_batch_of_tokens.WORKLOAD.plans.values()]
+    lines.append(
+        [
+            "E",
+            "that of C, runs of four lengths",
+            lines[-2][2],
+            ", ".join(map(str, critical_batch_of_tokens.BATCHES)),
+            f"{min(steps)} to {max(steps)}",
+            *(f"{own[0]:.2g} to {own[-1]:.2g}" for own in peaks_of_lengths()),
+        ]
+    )
     heads = ["", "network", "parameters", "batches", "steps", "MuonH's best angles", "moved to"]
     return markdown(heads, lines)
 
@@ -189,11 +209,21 @@ def claims_table() -> str:
         for results in map(transfer.searches, (BERT, CAUSAL_LONG, DIGITS))
         for batches in sorted(results["muonh"], key=int)[-2:]
     ]
-    missing = "not measured"
+
+    def of_lengths(runs: int, batch: str = "") -> str:
+        """What the law loses on E, in the shortest runs and to this batch."""
+        moves = critical_batch_of_tokens.law_over_search(token_rows())
+        means = [x.mean for move, own in moves.items() if batch in move for x in own[:runs]]
+        return f"{min(means):+.3f} to {max(means):+.3f}, {len(means)} moves (E)"
+
     return markdown(
         ["claim for MuonH", "in sample", "out of sample: from 16 to 128, to 512"],
         [
-            ["by the law: near a search", f"{before('law')} (A, B)", after("law")],
+            [
+                "by the law: near a search",
+                f"{before('law')} (A, B)",
+                f"{after('law')}; {of_lengths(len(critical_batch_of_tokens.BUDGETS))}",
+            ],
             ["by the root alone: worse", f"{before('sqrt')} (A, B)", after("sqrt")],
             ["settings kept: worse", f"{before('kept', [BERT])} (A)", after("kept")],
             [
@@ -229,7 +259,7 @@ def claims_table() -> str:
                 "Marin's runs",
                 "a quarter: 0.08 to 0.12 worse; four times: no better (A, B)",
             ],
-            ["valid below the critical batch", missing, missing],
+            ["valid below the critical batch", "not measured", f"beyond: {of_lengths(3, '512')}"],
         ],
     )
 
@@ -237,6 +267,12 @@ def claims_table() -> str:
 def rest_rows() -> list[rate_of_the_rest.Row]:
     """Runs of MuonH with Adam at other shares of its rate."""
     return read(COMMITTED / "cpu-2-cores" / "rate_of_the_rest.csv", rate_of_the_rest.Row)
+
+
+def token_rows() -> list[critical_batch_of_tokens.Row]:
+    """Runs of four lengths."""
+    path = COMMITTED / "cpu-2-cores" / f"{critical_batch_of_tokens.NAME}.csv"
+    return read(path, critical_batch_of_tokens.Row)
 
 
 def zeros_table(kind: str) -> str:
@@ -259,6 +295,8 @@ PAGES: dict[Path, dict[str, Callable[[], str]]] = {
     ROOT / "docs" / "details" / "how_it_was_measured.md": {
         "momentum": functools.partial(momentum_table, "bert"),
         "rest": lambda: rate_of_the_rest.table(rest_rows()),
+        "critical": lambda: critical_batch_of_tokens.critical_table(token_rows()),
+        "rates": lambda: critical_batch_of_tokens.rates_table(token_rows()),
         "floors": lambda: transfer.floors_table(transfer.committed_rows(), tuned("bert")[1]),
     },
     ROOT / "docs" / "algorithms" / "muonh.md": {

@@ -90,9 +90,8 @@ class Settings(NamedTuple):
 # The rates of the first four come from the same coarse grid, two values for each factor of ten, in
 # `benchmarks/results/cpu-2-cores/digits_rates.csv`, made by `tune_digits.py`. A finer grid would
 # find a little more, and the rate of MuonH at 32 is the largest of the grid. A momentum of 0.8
-# takes fewer steps than 0.9 on these digits for AdamW, LAMB, LANS and Muon, see
-# `docs/details/steps_to_a_target.md`. The last three had the same grid with their momentum. Weight
-# decays are customary values and were not tuned.
+# takes fewer steps than 0.9 on these digits for AdamW, LAMB, LANS and Muon. The last three had the
+# same grid with their momentum. Weight decays are customary values and were not tuned.
 DEFAULTS = {
     "adamw": Settings(1e-1, 3e-2, 0.8, 1e-2),
     "lamb": Settings(3e-2, 1e-1, 0.8, 1e-2),

@@ -18,18 +18,18 @@ import optax_largebatch as lb
 
 ROOT = Path(__file__).parents[1]
 LIMITS = {
-    "tokens of the package": 127_050,
+    "tokens of the package": 126_500,
     "tokens a line of the package": 8.85,
     "files in the package": 146,
     "public names": 126,
     "arguments of public functions and classes": 687,
-    "names in the package that say nothing": 155,
+    "names in the package that say nothing": 147,
     "types in the package with the name of another": 0,
     "`told`, `apart`, `besides` and `beside` in the package": 23,
-    "tokens of benchmarks": 46_250,
-    "tokens of tests": 238_410,
+    "tokens of benchmarks": 48_160,
+    "tokens of tests": 238_880,
     "words in docs": 39_000,
-    "pages in docs": 50,
+    "pages in docs": 47,
 }
 EMPTY = ("found", "numbers", "one", "own", "part", "parts")
 WORN = re.compile(r"\b(told|apart|besides?)\b", re.IGNORECASE)

@@ -174,7 +174,7 @@ RAISED = {
     ),
     "state must be between two macro-batches": adopted_too_early,
     "state has no moments of": adopted_from_frozen,
-    "state has no second moment of": adopted_from_muon,
+    "state has a momentum of Muon of ... and optimizer needs moments of Adam": adopted_from_muon,
 }
 
 

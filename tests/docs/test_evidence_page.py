@@ -8,6 +8,7 @@ import runpy
 import numpy as np
 import pytest
 
+from benchmarks import critical_batch_of_tokens as tokens
 from benchmarks import transfer
 from benchmarks.tuned.intervals import difference
 from benchmarks.tuned.results import curves
@@ -68,6 +69,7 @@ def test_muon_at_small_batches(results, of_causal, page):
 def test_the_angles_are_in_the_first_screen(script, page):
     """The largest and the smallest that were best, the largest that was moved to, the plan's."""
     angles = [script["peaks"](workload) for workload in script["RUNS"].values()]
+    angles.append(script["peaks_of_lengths"]())
     best, moved = (list(itertools.chain(*own)) for own in zip(*angles, strict=True))
     first = page.partition("<!-- seen")[0]
     assert f"best peaks here are {min(best):.2g} to {max(best):.2g} radians a step" in first
@@ -271,3 +273,19 @@ def test_the_gap_grows(script, results, of_causal):
         assert means[-1] > 3 * means[0]
     for network, own in (("bert", results), ("causal", of_causal)):
         assert all(script["growth"](network, name).low > 0 for name in own if name != "muonh")
+
+
+def test_the_critical_batch_grows_with_the_tokens(script, page):
+    """And MuonH's is larger; its rate goes on by the root of the batch, AdamW's does not."""
+    rows = script["token_rows"]()
+    losses = {own: tokens.losses_of(rows, own) for own in ("adamw", "muon", "muonh")}
+    fits = {own: tokens.fits(x) for own, x in losses.items()}
+    for target in (1, 3):
+        sizes = [round(fits[own][target].critical_batch_size) for own in ("muonh", "adamw")]
+        assert re.search(r"{} (windows of 16 tokens )?against {}".format(*sizes), page)
+    for own, x in losses.items():
+        grows = tokens.exponent_by_seed(x)
+        assert grows.low > 0
+        assert f"{script['short'](grows).strip('*+')} ({own}" in page
+    assert float(tokens.rate_powers(rows, "muonh", 512)[0]) > 0.4
+    assert float(tokens.rate_powers(rows, "adamw", 512)[0]) < 0.3

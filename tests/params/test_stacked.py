@@ -106,7 +106,7 @@ def test_each_layer_is_centralised_by_itself():
 
 
 def test_one_norm_for_layers_that_differ_a_hundredfold_moves_the_smallest_fifty_times_too_far():
-    """A constructed case; `docs/details/steps_to_a_target.md` has measured ones."""
+    """A constructed case; the guide on stacked layers has a measured one."""
     keys = jax.random.split(jax.random.key(0))
     sizes = jnp.array([0.1, 1.0, 3.0, 10.0])[:, None, None]
     layers = 0.01 * sizes * jax.random.normal(keys[0], (4, 64, 64))
