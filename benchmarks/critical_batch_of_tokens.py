@@ -1,18 +1,18 @@
 """The critical batch size of AdamW, Muon and MuonH against the tokens of a run.
 
-    python -m benchmarks.critical_batch_of_tokens --keep      # an hour and a half of a CPU core
+    python -m benchmarks.critical_batch_of_tokens --keep      # two hours of a CPU core
     python -m benchmarks.critical_batch_of_tokens --report    # only the tables
 
 The network of C on four budgets of examples, 16 tokens each. In each cell the rate is searched:
 from the neighbour's, by factors of 2 until the best is between two worse ones, and then the lowest
-point of the parabola through these. The search has a seed of its own, and what is reported has four
-others. Momentum and decay stay, and so do the examples of a seed, in their order.
+point of the parabola through these. The search has a seed of its own, and what is reported has
+eight others. Momentum and decay stay, and so do the examples of a seed, in their order.
 
 MuonH is also moved by the law, from what was chosen at batch 16 and at batch 64. Writes one line
 for each run; the same command after an interruption continues.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 import itertools
 import math
 from pathlib import Path
@@ -49,6 +49,8 @@ FITTED = BATCHES[:4]
 """Those at which each target is reached."""
 TARGETS = tuple(2**power for power in (13.5, 14, 14.5, 15))
 """A target is the loss of the smallest batch after so many examples."""
+HALVES = (TARGETS[:2], TARGETS[2:])
+AS_GOOD = 0.02  # of a loss
 
 
 def plan_of(examples: int, batch: int) -> str:
@@ -169,16 +171,24 @@ def examples_to(target: float, of_budgets: dict[int, dict[int, float]], seed: in
     return math.exp(np.interp(target, losses, np.log(budgets)))
 
 
-def fits(losses: Losses, seeds: Iterable[int] = SEEDS) -> list[lb.CriticalBatchSize]:
+def mean_of(losses: Losses, batch: int, budget: int) -> float:
+    """The mean of a cell over its seeds."""
+    return float(np.mean([*losses[batch][budget].values()]))
+
+
+def fits(
+    losses: Losses,
+    seeds: Iterable[int] = SEEDS,
+    targets: Sequence[float] = TARGETS,
+) -> list[lb.CriticalBatchSize]:
     """The critical batch sizes at the losses that the smallest batch has after some examples."""
-    smallest = [np.mean([*losses[BATCHES[0]][budget].values()]) for budget in BUDGETS]
-    targets = np.interp(np.log(TARGETS), np.log(BUDGETS), smallest)
+    smallest = [mean_of(losses, BATCHES[0], budget) for budget in BUDGETS]
     return [
         lb.fit_critical_batch_size(
             FITTED,
             [[examples_to(x, losses[batch], seed) / batch for seed in seeds] for batch in FITTED],
         )
-        for x in targets
+        for x in np.interp(np.log(targets), np.log(BUDGETS), smallest)
     ]
 
 
@@ -188,11 +198,16 @@ def exponent(of_targets: Iterable[lb.CriticalBatchSize]) -> float:
     return float(np.polyfit(*np.log(points).T, 1)[0])
 
 
-def exponent_by_seed(losses: Losses) -> Difference:
+def exponent_by_seed(losses: Losses, targets: Sequence[float] = TARGETS) -> Difference:
     """The exponent in the mean over the seeds, with its interval."""
-    return difference(
-        {seed: exponent(fits(losses, [seed])) for seed in SEEDS}, dict.fromkeys(SEEDS, 0.0)
-    )
+    exponents = {seed: exponent(fits(losses, [seed], targets)) for seed in SEEDS}
+    return difference(exponents, dict.fromkeys(SEEDS, 0.0))
+
+
+def largest_as_good(losses: Losses, budget: int) -> int:
+    """The largest batch that ends within `AS_GOOD` of the smallest."""
+    most = mean_of(losses, BATCHES[0], budget) + AS_GOOD
+    return max(batch for batch in BATCHES if mean_of(losses, batch, budget) <= most)
 
 
 def critical_table(rows: list[Row]) -> str:
@@ -201,9 +216,21 @@ def critical_table(rows: list[Row]) -> str:
     for optimizer in WORKLOAD.optimizers:
         losses = losses_of(rows, optimizer)
         of_targets = [f"{fit.critical_batch_size:.0f}" for fit in fits(losses)]
-        lines.append([f"`{optimizer}`", *of_targets, str(exponent_by_seed(losses))])
+        exponents = (exponent_by_seed(losses, x) for x in (TARGETS, *HALVES))
+        intervals = [f"{own.mean:.2f}±{own.high - own.mean:.2f}" for own in exponents]
+        lines.append([f"`{optimizer}`", *of_targets, *intervals])
     heads = [f"{examples * TOKENS / 1000:.0f} thousand" for examples in TARGETS]
-    return markdown(["optimizer", *heads, "exponent"], lines)
+    return markdown(["optimizer", *heads, "exponent", "of the first two", "of the others"], lines)
+
+
+def as_good_table(rows: list[Row]) -> str:
+    """The largest batch that is about as good as the smallest, by the tokens of a run."""
+    lines = []
+    for optimizer in WORKLOAD.optimizers:
+        losses = losses_of(rows, optimizer)
+        lines.append([f"`{optimizer}`", *(str(largest_as_good(losses, x)) for x in BUDGETS)])
+    heads = [f"{examples * TOKENS / 1000:.0f} thousand" for examples in BUDGETS]
+    return markdown(["optimizer", *heads], lines)
 
 
 def rate_powers(rows: list[Row], optimizer: str, largest: int) -> list[str]:
@@ -226,7 +253,7 @@ def rates_table(rows: list[Row]) -> str:
     for optimizer in WORKLOAD.optimizers:
         of_batch, of_examples = zip(*(rate_powers(rows, optimizer, x) for x in ends), strict=True)
         lines.append([f"`{optimizer}`", *of_batch, *of_examples])
-    heads = [f"of the {what}, to batch {end}" for what in ("batch", "tokens") for end in ends]
+    heads = [f"{what}, to {end}" for what in ("batch", "tokens") for end in ends]
     return markdown(["optimizer", *heads], lines)
 
 
@@ -244,10 +271,11 @@ def law_over_search(rows: list[Row]) -> dict[str, list[Difference]]:
 
 
 def show(path: Path) -> str:
-    """Both tables, and what each move by the law loses, for each budget."""
+    """All tables, and what each move by the law loses, for each budget."""
     rows = read(path, Row)
     moves = [", ".join([move, *map(str, over)]) for move, over in law_over_search(rows).items()]
-    return "\n\n".join([critical_table(rows), rates_table(rows), *moves])
+    tables = (critical_table, as_good_table, rates_table)
+    return "\n\n".join([*(table(rows) for table in tables), *moves])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Draws the pictures of Evidence: MuonH's lead, and what moved settings lose to a search.
+"""Draws the pictures of Evidence: MuonH's lead, what moved settings lose, and runs of four lengths.
 
 python -m docs.draw_evidence
 """
@@ -10,8 +10,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 import numpy as np
 
+from benchmarks import critical_batch_of_tokens as tokens
 from benchmarks import transfer
 from benchmarks.harness.colours import COLOURS, INK
+from benchmarks.harness.results import COMMITTED, read
 from benchmarks.tuned.intervals import Difference, difference
 from benchmarks.tuned.workloads import BERT, CAUSAL, CAUSAL_LONG, DIGITS, Workload
 
@@ -102,6 +104,37 @@ def moved() -> Figure:
     return figure
 
 
+def token_rows() -> list[tokens.Row]:
+    """Runs of four lengths."""
+    return read(COMMITTED / "cpu-2-cores" / f"{tokens.NAME}.csv", tokens.Row)
+
+
+def lengths() -> Figure:
+    """The loss over the batch size, in the shortest and in the longest runs."""
+    figure = Figure(figsize=(7.2, 3.4), layout="constrained")
+    over = tokens.law_over_search(token_rows())
+    for axes, number in zip(figure.subplots(1, 2), (0, -1), strict=True):
+        budget = tokens.BUDGETS[number]
+        for name in tokens.WORKLOAD.optimizers:
+            losses = tokens.losses_of(token_rows(), name)
+            means = {x: np.mean([*losses[x][budget].values()]) for x in tokens.BATCHES}
+            _curve(axes, means, name, "o-", label=name)
+            if name == "muonh":
+                moved = {x: means[x] + over[f"16 to {x}"][number].mean for x in tokens.BATCHES[1:]}
+                _curve(axes, moved, name, "x:", label="muonh by the law, from 16")
+        axes.set(xscale="log", xlabel="batch size", ylabel="test loss")
+        axes.set_xticks(tokens.BATCHES, map(str, tokens.BATCHES))
+        axes.minorticks_off()
+        axes.set_title(f"{budget * tokens.TOKENS / 1000:.0f} thousand tokens", loc="left", size=10)
+    axes.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def _curve(axes: Axes, losses: dict[int, float], name: str, style: str, label: str) -> None:
+    axes.plot([*losses], [*losses.values()], style, ms=5, lw=1.2, color=COLOURS[name], label=label)
+
+
 if __name__ == "__main__":
     lead().savefig(FOLDER / "lead.png")
     moved().savefig(FOLDER / "moves.png")
+    lengths().savefig(FOLDER / "lengths.png")

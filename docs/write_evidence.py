@@ -20,6 +20,7 @@ from benchmarks.tuned.sweep import committed
 from benchmarks.tuned.tables import losses_table
 from benchmarks.tuned.workloads import BERT, CAUSAL, CAUSAL_LONG, DIGITS, WORKLOADS, Workload
 from docs import draw_evidence
+from docs.draw_evidence import token_rows
 from optax_largebatch.plans.law import LAWS
 
 ROOT = Path(__file__).parents[1]
@@ -269,12 +270,6 @@ def rest_rows() -> list[rate_of_the_rest.Row]:
     return read(COMMITTED / "cpu-2-cores" / "rate_of_the_rest.csv", rate_of_the_rest.Row)
 
 
-def token_rows() -> list[critical_batch_of_tokens.Row]:
-    """Runs of four lengths."""
-    path = COMMITTED / "cpu-2-cores" / f"{critical_batch_of_tokens.NAME}.csv"
-    return read(path, critical_batch_of_tokens.Row)
-
-
 def zeros_table(kind: str) -> str:
     """What matrices that start at zero lose, by who moves them."""
     rows = read(COMMITTED / "cpu-2-cores" / "zeros.csv", zeros.Row)
@@ -296,6 +291,7 @@ PAGES: dict[Path, dict[str, Callable[[], str]]] = {
         "momentum": functools.partial(momentum_table, "bert"),
         "rest": lambda: rate_of_the_rest.table(rest_rows()),
         "critical": lambda: critical_batch_of_tokens.critical_table(token_rows()),
+        "as_good": lambda: critical_batch_of_tokens.as_good_table(token_rows()),
         "rates": lambda: critical_batch_of_tokens.rates_table(token_rows()),
         "floors": lambda: transfer.floors_table(transfer.committed_rows(), tuned("bert")[1]),
     },

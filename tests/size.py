@@ -26,8 +26,8 @@ LIMITS = {
     "names in the package that say nothing": 147,
     "types in the package with the name of another": 0,
     "`told`, `apart`, `besides` and `beside` in the package": 23,
-    "tokens of benchmarks": 48_160,
-    "tokens of tests": 238_880,
+    "tokens of benchmarks": 48_400,
+    "tokens of tests": 239_070,
     "words in docs": 39_000,
     "pages in docs": 47,
 }
