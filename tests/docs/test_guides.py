@@ -20,7 +20,6 @@ PAGES = [
     *GUIDES,
     ROOT / "docs" / "coming_from.md",
     ROOT / "docs" / "coming_from" / "optax.md",
-    ROOT / "docs" / "details" / "self_supervised_digits.md",
     ROOT / "docs" / "stability.md",
     ROOT / "README.md",
 ]

@@ -1,11 +1,13 @@
 """The pages on recipes name all that the package has."""
 
+import csv
 from pathlib import Path
 
 import optax_largebatch as lb
 from optax_largebatch.plans.law import LAWS
 
-DOCS = Path(__file__).parents[2] / "docs"
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
 
 
 def test_names_every_recipe_ramp_and_rule():
@@ -17,3 +19,17 @@ def test_names_every_recipe_ramp_and_rule():
         assert not [
             name for name in names_of_page if f"| `{name}` |" not in (DOCS / path).read_text()
         ]
+
+
+def test_what_a_recipe_lost_on_other_data():
+    path = ROOT / "benchmarks" / "results" / "cpu-2-cores" / "self_supervised_digits.csv"
+    accuracy = {
+        (row["line"], row["batch_size"]): 100 * float(row["accuracy"])
+        for row in csv.DictReader(path.read_text().splitlines())
+    }
+    less = [
+        accuracy["AdamW, rate tuned", batch] - own
+        for (line, batch), own in accuracy.items()
+        if line == "LARS by the recipe"
+    ]
+    assert f"{min(less):.1f} to {max(less):.1f} points less" in (DOCS / "recipes.md").read_text()
