@@ -291,8 +291,6 @@ def test_the_critical_batch_grows_with_the_tokens(script, page):
     longest = {own: {size: x[size][tokens.BUDGETS[-1]] for size in x} for own, x in losses.items()}
     lead = [difference(longest["adamw"][x], longest["muonh"][x]) for x in tokens.BATCHES]
     assert [x.is_clear for x in lead] == [False] * 3 + [True] * 3
-    ends = script["short"](lead[0]), script["short"](lead[-1])
-    assert "{} over AdamW at batch 16 to {} at 512".format(*ends) in page
     behind = [difference(longest["muonh"][x], longest["muon"][x]) for x in tokens.BATCHES]
     assert all(x.low > 0 for x in behind)
     means = [x.mean for x in behind]
