@@ -108,7 +108,7 @@ def rounded(rate: float) -> float:
 
 
 def run(path: Path, optimizers: Iterable[str] = WORKLOAD.optimizers) -> None:
-    """Runs what is left, and appends it to the table."""
+    """Runs what is left of some optimizers, and appends it to the table."""
     path.parent.mkdir(parents=True, exist_ok=True)
     record(path.with_suffix(".json"), WORKLOAD)
     done = {row[:6]: row for row in read(path, Row)}

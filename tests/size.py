@@ -27,7 +27,7 @@ LIMITS = {
     "types in the package with the name of another": 0,
     "`told`, `apart`, `besides` and `beside` in the package": 23,
     "tokens of benchmarks": 45_770,
-    "tokens of tests": 238_400,
+    "tokens of tests": 238_440,
     "words in docs": 38_600,
     "pages in docs": 46,
 }

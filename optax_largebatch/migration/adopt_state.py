@@ -224,7 +224,7 @@ def _check_counters(old: moments.Kept) -> None:
     """Checks that the state is of one model, and not in the middle of a macro-batch."""
     for node in old.nodes:
         for name, value in moments.counters(node, (*moments.STEPS, *moments.MICRO_STEPS)).items():
-            check_one_model(name, jnp.asarray(value), ndim=0)
+            check_one_model(name, value, ndim=0)
             if name in moments.MICRO_STEPS and known(value) != [0]:
                 raise ValueError(
                     f"state must be between two macro-batches, and its {name} is "
@@ -235,8 +235,7 @@ def _check_counters(old: moments.Kept) -> None:
 
 def _steps(old: moments.Kept) -> int:
     """The number of steps that the nodes of a state agree on."""
-    counts = [moments.counters(node, moments.STEPS) for node in old.nodes]
-    numbers = known(counts)
+    numbers = known([moments.counters(node, moments.STEPS) for node in old.nodes])
     if len(numbers) != 1:
         raise ValueError(
             "step must be given: how many steps were taken? The state has counted "

@@ -48,9 +48,8 @@ class Conversion:
         """Which elements of each new parameter are copies; the others are new."""
         self.sources: list[set[int]] = []
         """The numbers of the old parameters that each new one has elements of."""
-        names = leaf_names(params)
         converted = map(self._converted, (marks, map(_changed, marks), owners))
-        for name, mark, changed, owner in zip(names, *converted, strict=True):
+        for name, mark, changed, owner in zip(leaf_names(params), *converted, strict=True):
             is_copied = changed == _changed(mark)
             if not np.all(is_copied | (changed == mark) & np.isfinite(mark)):
                 raise ValueError(

@@ -113,8 +113,7 @@ class NewState(NamedTuple):
             return new
         # Adam corrects its moments by the number of gradients in them.
         counts = [counters(x, ("count",)).get("count", self.steps) for x in sources.values()]
-        counts = counts or [0 if self.old.forgotten else self.steps]
-        numbers = known(counts)
+        numbers = known(counts or [0 if self.old.forgotten else self.steps])
         if len(numbers) > 1:
             raise ValueError(
                 "state must have counted as many steps for all parameters that one part of "
@@ -133,10 +132,9 @@ class NewState(NamedTuple):
             for field in node.fields.values()
             for k, x in self.old.numbered(field).items()
         )
-        counts_and_more = "count" in node.fields and len(node.fields) > 1
         return (
             has_foreign_moments
-            or counts_and_more
+            or ("count" in node.fields and len(node.fields) > 1)
             or issubclass(node.kind, ScaleByWarmedUpRateState)
         )
 
@@ -149,7 +147,7 @@ class NewState(NamedTuple):
                 "and no convert moves. Begin with optimizer.init(params)."
             )
         values, likes = (dict(keyed_arrays(x.fields)) for x in (same[0], node))
-        shapes, needed = ({keys: jnp.shape(x) for keys, x in y.items()} for y in (values, likes))
+        shapes, needed = (jax.tree.map(jnp.shape, x) for x in (values, likes))
         if shapes != needed:
             raise ValueError(
                 f"the {node.kind.__name__} in state has the shapes {[*shapes.values()]}, and "
@@ -226,7 +224,8 @@ class NewState(NamedTuple):
         for number, like in _neurons_by_owner(node, self.new).items():
             whole = carried.get(number, like)
             value = whole[tuple(map(slice, like.shape))]
-            if value.shape != like.shape or not np.all(whole == value):
+            is_whole = whole.shape == value.shape or np.all(whole == value)
+            if value.shape != like.shape or not is_whole:
                 name = self.old.names[number]
                 raise ValueError(
                     f"the neurons of {name!r} must be those of before, because normalize_neurons "
@@ -258,8 +257,7 @@ class NewState(NamedTuple):
                 for number in old.keys() & at_first.keys() - self.old.forgotten
                 if old[number].size == at_first[number].size
             }
-            flat = [x.reshape(-1) for x in (at_first | kept).values()]
-            new[name] = placed(np.concatenate(flat), node.array(name))
+            new[name] = placed(np.concatenate([*(at_first | kept).values()]), node.array(name))
         return new
 
     def _old_vector(
@@ -278,7 +276,9 @@ class NewState(NamedTuple):
         vectors: dict[int, Any] = {}
         ids: dict[int, Any] = {}
         before = self.old.before
-        for old_node in self._same(node):
+        same = self._same(node)
+        # Of several nodes each has the radii of other parameters, but all have other ratios.
+        for old_node in same if name == "radii" else same[: len(same) == 1]:
             made = self.old_made.get(old_node.keys)
             if self.old.conversion and made is None:
                 raise ValueError(
@@ -289,7 +289,7 @@ class NewState(NamedTuple):
             with contextlib.suppress(ValueError):  # the stacks were others, and so the blocks
                 entries = by_parameter([old_node], name, before.state, before.params, of_old)
                 # On the host: XLA would compile what is done to each of hundreds of small arrays.
-                vector = jax.device_get(old_node.array(name))
+                vector = jax.device_get(placed(old_node.array(name), node.array(name)))
                 vectors |= {x.number: vector[x.entries] for x in entries}
                 ids |= enumerate(block_ids(of_old, before.params)) if made else {}
         return vectors, ids

@@ -121,8 +121,9 @@ def _decay_rates(
     rates = old_rate, old_rate + difference
     expected = ratio * exact
     expected[1:] += rates[1] * new_exact[:-1] - ratio * old_rate * exact[:-1]
-    are_rates = all(0 <= rate < 1 - 1e-6 for rate in rates)
-    return rates if are_rates and not _differ(expected, new) else None
+    if not all(0 <= rate < 1 - 1e-6 for rate in rates) or _differ(expected, new):
+        return None
+    return rates
 
 
 def _short(params: Any, optimizer: Any) -> tuple[Any, list[Any]]:

@@ -13,6 +13,7 @@ import math
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 import optax
 
 from optax_largebatch.params.paths import inside, is_box, leaf_names
@@ -230,9 +231,9 @@ def check_one_model(name: str, array: jax.Array, ndim: int) -> jax.Array:
     Raises:
         ValueError: it has a first axis for models of `jax.vmap` or copies of `jax.pmap`.
     """
-    if array.ndim != ndim:
+    if np.ndim(array) != ndim:
         raise ValueError(
-            f"the state's {name} has the shape {array.shape}, with an axis for the copies of "
+            f"the state's {name} has the shape {np.shape(array)}, with an axis for the copies of "
             "jax.pmap or the models of jax.vmap. Pass one of them, as in "
             "jax.tree.map(lambda x: x[0], (state, params))."
         )

@@ -153,6 +153,15 @@ def test_a_state_of_pmap_is_refused(of_params):
             lb.adopt_state(lb.lamb(0.1), params if of_params else PARAMS, state, step=step)
 
 
+def test_a_state_on_the_host_is_read_under_a_guard():
+    state = switches.state_after(optax.adamw(0.1))
+    expected = lb.adopt_state(LAMB, PARAMS, state)
+    on_host = jax.device_get(state)
+    with jax.transfer_guard("disallow"):
+        adopted = lb.adopt_state(LAMB, PARAMS, on_host)
+    chex.assert_trees_all_equal(adopted, expected)
+
+
 def test_inside_of_jit_it_is_refused():
     state = switches.state_after(optax.adamw(0.1))
     with pytest.raises(ValueError, match=r"must be called outside of jax\.jit"):
