@@ -32,4 +32,5 @@ def test_what_a_recipe_lost_on_other_data():
         for (line, batch), own in accuracy.items()
         if line == "LARS by the recipe"
     ]
-    assert f"{min(less):.1f} to {max(less):.1f} points of accuracy less" in (DOCS / "recipes.md").read_text()
+    said = f"{min(less):.1f} to {max(less):.1f} points of accuracy less"
+    assert said in (DOCS / "recipes.md").read_text()
