@@ -415,7 +415,7 @@ def _failures_of(row: Mapping[str, Any]) -> Iterator[str]:
     if len(case.axes) > 1:  # in a group, sums of products are sent
         return
     reductions = OPTIMIZERS[row["optimizer"]].reductions
-    if reductions and case.split is _by_layers:  # a vector with the angle of each layer
+    if reductions and case.stacked:  # vectors with the angle and the radius of each layer
         sent.pop("all-gather", 0)
     if sent.pop("all-reduce", 0) != reductions or sent:
         yield f"{cell}: sends {row['collectives']}, allowed are {reductions} all-reduces besides"

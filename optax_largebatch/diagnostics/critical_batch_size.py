@@ -151,7 +151,7 @@ def _interval(
     """
     counts = np.array([x.size for x in runs])
     freedom = int(np.sum(counts - 1))
-    if freedom == 0:
+    if not freedom:
         return None
     noise = np.sqrt(sum(np.sum(np.square(x - x.mean())) for x in map(np.log, runs)) / freedom)
     allowed = float(student_quantile(0.95, freedom)) * noise
@@ -199,7 +199,7 @@ def _positive(name: str, values: Any) -> np.ndarray:
         array = np.asarray(values, dtype=float)
     except (TypeError, ValueError):
         raise TypeError(f"{name} must hold numbers, got {values!r}.") from None
-    if array.ndim != 1 or array.size == 0 or not np.all((array > 0) & np.isfinite(array)):
+    if array.ndim != 1 or not array.size or not np.all((array > 0) & np.isfinite(array)):
         raise ValueError(f"{name} must hold positive numbers, at least one, got {values!r}.")
     return array
 

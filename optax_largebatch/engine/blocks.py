@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 import numpy as np
 import optax
 
@@ -96,6 +96,10 @@ class NumberPerBlock(VectorOfBlocks):
             stop = start + math.prod(shape)
             of_leaf = jnp.reshape(value[start:stop], shape)
             start = stop
+            if leaves.mesh:
+                # XLA would split the vector before it takes slices, and send their edges around.
+                everywhere = NamedSharding(leaves.mesh, PartitionSpec())
+                of_leaf = jax.lax.with_sharding_constraint(of_leaf, everywhere)
             if segments:
                 of_leaf = segments.spread(of_leaf)
             for axis in axes:

@@ -37,7 +37,8 @@ class ExecutionPlan:
     """The last pass over a leaf writes its state, if a round takes two sums or more of arrays that
     are computed. (`Execution._defers_writes` has the other conditions.)"""
     fuse_reductions: bool = False
-    """No sum of a round is ready before all are, so that they travel as one."""
+    """No sum of a round is ready before all are, so that they travel as one. The sums of shards are
+    one vector anyway."""
 
 
 ONE_CPU = ExecutionPlan(sums.on_cpu, group_size=2**18, no_inline=True)
@@ -68,7 +69,7 @@ SEVERAL_DEVICES = ExecutionPlan(
     fuse_reductions=True,
 )
 SEVERAL_GPUS = dataclasses.replace(SEVERAL_DEVICES, batch_identical=True)
-SHARDS_ON_GPUS = dataclasses.replace(GPU, defer_state_writes=True, fuse_reductions=True)
+SHARDS_ON_GPUS = dataclasses.replace(GPU, defer_state_writes=True)
 
 ON_ONE_DEVICE = {"cpu": ONE_CPU, "cuda": ONE_GPU, "rocm": ONE_GPU, "tpu": ONE_TPU}
 """The plans if one device has all leaves, by platform."""

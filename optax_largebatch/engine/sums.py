@@ -69,8 +69,7 @@ def on_cpu(
     """
     size = arrays[0][0].size
     if is_large(size):
-        tiles = _tiles(statistics, arrays) if tileable and has_few_cores() else None
-        if tiles:
+        if tileable and has_few_cores() and (tiles := _tiles(statistics, arrays)):
             # Traced once for all tiles of a size.
             terms = jax.jit(lambda arrays: [x.term for x in recompute(arrays)], inline=True)
             return tiles.sums(terms, arrays)

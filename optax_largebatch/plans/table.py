@@ -85,7 +85,7 @@ def _columns(
     momentum = next(iter(plan.run.numbers))  # or b1; the account has the others
     for name in ("learning_rate", "weight_decay", momentum):
         value = getattr(plan.run, name)
-        if name == "weight_decay" and value == 0:
+        if name == "weight_decay" and not value:
             continue
         values = np.asarray(getattr(plan, name)(jnp.asarray(steps)), float)
         text = schedule if callable(value) else "{}"
@@ -158,7 +158,7 @@ def _account(plan: Any, run: Any, highest: float) -> Iterator[str]:
         if before is None or callable(before):
             rows.append((label, f"times {after:.4g}", why))
             continue
-        if before == 0:
+        if not before:
             continue
         if name not in run.numbers:  # a factor
             after *= before

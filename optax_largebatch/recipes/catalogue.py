@@ -4,7 +4,6 @@ from collections.abc import Sequence
 import difflib
 import functools
 from importlib import resources
-import itertools
 import json
 import re
 import textwrap
@@ -264,7 +263,7 @@ def _names_of(name: str) -> list[list[str]]:
 
 
 def _words_of(name: str) -> list[str]:
-    return list(itertools.chain(*_names_of(name)))
+    return [word for words in _names_of(name) for word in words]
 
 
 def _words(text: str) -> list[str]:
@@ -303,8 +302,8 @@ def _results(runs: list[Entry]) -> str:
     return "; ".join(f"{run[key]}: {run['result']}" for run in having)
 
 
-def _listed(values: list[int | None]) -> str:
-    known = sorted({value for value in values if value is not None})
+def _listed(values: list[Any]) -> str:
+    known = sorted({*values} - {None})
     if len(known) > 7:
         return f"{len(known)} from {known[0]} to {known[-1]}"
     return ", ".join(map(str, known))
