@@ -1,6 +1,7 @@
-"""What many tests do: draw a network, train it, and lay a state out on a mesh."""
+"""What many tests do: draw a network, lay it out on a mesh, and train it."""
 
 import jax
+from jax.sharding import AxisType, NamedSharding
 import numpy as np
 import optax
 
@@ -18,6 +19,11 @@ def drawn(shapes, dtype="float32", seed=0):
 def compiled(function, **settings):
     """The compiler need not optimise what runs so briefly."""
     return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0}, **settings)
+
+
+def first_step(optimizer, gradients, params, **extra_args):
+    """The updates and the state of a first step."""
+    return optimizer.update(gradients, optimizer.init(params), params, **extra_args)
 
 
 def trained(optimizer, params, gradients, over, state=None, **extra_args):
@@ -48,12 +54,30 @@ def given(params, gradients):
     return gradients
 
 
+def trajectory(optimizer, params, gradients):
+    """The parameters after each step, of gradients with the steps on their first axis."""
+    run = compiled(lambda params, gradients: trained(optimizer, params, given, gradients)[1])
+    return run(params, gradients)
+
+
+def mesh_of(kind=AxisType.Auto, **sizes):
+    """A mesh, by the names and the sizes of its axes."""
+    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=(kind,) * len(sizes))
+
+
+def shardings_on(mesh, specs):
+    """The tree of specs with shardings in their places."""
+    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
+
+
+def shapes_on(arrays, shardings):
+    """The shapes of arrays, each with its sharding."""
+    return jax.tree.map(
+        lambda x, own: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=own), arrays, shardings
+    )
+
+
 def state_on(mesh, optimizer, params):
     """The shapes of the state of parameters on a mesh, each with its sharding, and the layout."""
     layout = lb.optimizer_state_shardings(optimizer, params, mesh)
-    state = jax.tree.map(
-        lambda x, own: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=own),
-        jax.eval_shape(optimizer.init, params),
-        layout,
-    )
-    return state, layout
+    return shapes_on(jax.eval_shape(optimizer.init, params), layout), layout

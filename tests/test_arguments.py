@@ -48,11 +48,8 @@ def test_the_cure(dtype):
 
 @pytest.mark.parametrize(
     ("build", "name"),
-    [(lambda x: lb.scale_by_adam(b2=x), "b2"), (lambda x: lb.accumulate_momentum(x), "momentum"),
-     (lambda x: lb.measure_noise_scale(decay=x), "decay"),
-     (lambda x: lb.orthogonalize_momentum(beta=x), "beta"),
-     (lambda x: lb.lars(0.1, momentum=x), "momentum")],
-)  # fmt: skip
+    [(lambda x: lb.scale_by_adam(b2=x), "b2"), (lambda x: lb.measure_noise_scale(x), "decay")],
+)
 @pytest.mark.parametrize("dtype", SHORT)
 def test_any_short_decay_rate(build, name, dtype):
     with pytest.raises(ValueError, match=f"{name} must be .* got one of dtype {dtype}"):
@@ -65,26 +62,10 @@ def test_a_short_learning_rate_loses_digits_alone(dtype):
     lb.lamb(jnp.asarray(1e-3, dtype), weight_decay=jnp.asarray(0.1, dtype))
 
 
-@pytest.mark.parametrize("value", [1e39, -1e300, np.float64(1e300), 10**40])
+@pytest.mark.parametrize("value", [1e39, np.float64(1e300), 10**40])
 def test_a_number_that_is_infinite_in_32_bits(value):
-    """Without an error the step would be infinite, or a schedule that decays to it a NaN."""
-    for build in (lb.lamb, lambda x: lb.warmup_decay(0.1, total_steps=8, end_value=x)):
-        with pytest.raises(ValueError, match=r"must be (in \[0, inf\)|at most 3.4e\+38, got)"):
-            build(value)
+    """Without an error a schedule that decays to it would return a NaN."""
+    with pytest.raises(ValueError, match=r"must be at most 3.4e\+38, got"):
+        lb.warmup_decay(0.1, total_steps=8, end_value=value)
     with enable_x64(True):
         assert lb.warmup_decay(1e300, total_steps=8)(0) == 1e300
-
-
-@pytest.mark.parametrize("dtype", [jnp.float8_e4m3fn, jnp.float8_e5m2, "float8_e4m3b11fnuz"])
-def test_eight_bits_hold_no_moment(dtype):
-    """A momentum of gradients below 2**-10 would be 0 in them."""
-    for build in (
-        lambda x: lb.lamb(0.1, mu_dtype=x),
-        lambda x: lb.muon(0.1, ns_dtype=x),
-        lambda x: lb.accumulate_momentum(accumulator_dtype=x),
-        lambda x: lb.accumulate_gradients(optax.sgd(0.1), every=2, accumulator_dtype=x),
-        lambda x: lb.master_weights(optax.sgd(0.1), dtype=x),
-    ):
-        with pytest.raises(ValueError, match=r"dtype must be .* at least 16 bits, got 'float8_e"):
-            build(dtype)
-        build(jnp.float32)

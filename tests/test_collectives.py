@@ -4,13 +4,13 @@ import re
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 import optax
 import pytest
 
 import optax_largebatch as lb
-from tests.helpers import state_on
+from tests.helpers import mesh_of, state_on
 
 pytestmark = pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax.shard_map is jax 0.7")
 
@@ -33,7 +33,7 @@ SHAPES += [(16,)] * 2
 
 def all_reduces(optimizer, way):
     """Their number in the compiled step, all parameters and moments split along axis 0."""
-    mesh = jax.make_mesh((8,), ("fsdp",), axis_types=(AxisType.Auto,))
+    mesh = mesh_of(fsdp=8)
     split = NamedSharding(mesh, P("fsdp"))
     params = [jax.ShapeDtypeStruct(shape, "float32", sharding=split) for shape in SHAPES]
     assert len(params) == 18

@@ -14,7 +14,7 @@ from flax import nnx
 from flax.core import FrozenDict
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 import numpy as np
 import optax
@@ -22,6 +22,7 @@ import pytest
 
 import optax_largebatch as lb
 from tests import reference
+from tests.helpers import mesh_of, shardings_on
 
 pytestmark = [
     pytest.mark.slow,
@@ -214,10 +215,10 @@ def donated(optimizer, wrappers, params, given, specs):
 
 def on_a_mesh(kind):
     def run(optimizer, wrappers, params, given, specs):
-        mesh = jax.make_mesh((8,), ("d",), axis_types=(kind,))
-        place = lambda x, spec: jax.device_put(x, NamedSharding(mesh, spec))  # noqa: E731
-        params = jax.tree.map(place, params, specs)
-        given = [(jax.tree.map(place, own[0], specs), *own[1:]) for own in given]
+        mesh = mesh_of(kind, d=8)
+        split = shardings_on(mesh, specs)
+        params = jax.device_put(params, split)
+        given = [(jax.device_put(own[0], split), *own[1:]) for own in given]
         step = one_step(optimizer, wrappers)
         with jax.set_mesh(mesh):
             carry = params, jax.jit(optimizer.init)(params)
@@ -230,7 +231,7 @@ def on_a_mesh(kind):
 
 def in_shard_map(check_vma):
     def run(optimizer, wrappers, params, given, specs):
-        mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,))
+        mesh = mesh_of(d=8)
         step = one_step(optimizer, wrappers, None if check_vma else specs)
         of_all = jax.tree.map(lambda spec: P(None, *spec), specs)
         sharded = jax.shard_map(

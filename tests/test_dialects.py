@@ -15,6 +15,7 @@ import pytest
 import optax_largebatch as lb
 from tests import golden, reference
 from tests.golden import muon_peers
+from tests.helpers import first_step
 from tests.test_golden import assert_close
 from tests.trajectories import STEPS, assert_same, difference, network, run
 
@@ -181,7 +182,7 @@ def test_the_floor_of_a_step_in_units_of_the_weights(x64):
     floor = eval(call, {"lb": lb})
     weights = {"short": jnp.full((4, 4), 2.0), "long": jnp.full((4, 4), 0.1)}
     step = {name: jnp.eye(4) for name in weights}
-    floored, _ = floor.update(step, floor.init(weights), weights)
+    floored, _ = first_step(floor, step, weights)
     np.testing.assert_allclose(floored["short"], 0.35 * 8.0 / 2.0 * jnp.eye(4), rtol=1e-12)
     np.testing.assert_allclose(floored["long"], jnp.eye(4), rtol=1e-12)
 

@@ -30,10 +30,10 @@ def final_loss(network, optimizer, dtype):
         updates, state = optimizer.update(gradients, state, params)
         return (optax.apply_updates(params, updates), state), None
 
-    params = jax.tree.map(lambda x: x.astype(dtype), network.init(jax.random.key(0)))
+    params = optax.tree.cast(network.init(jax.random.key(0)), dtype)
     carry = params, optimizer.init(params)
     (params, _), _ = jax.lax.scan(step, carry, jnp.arange(STEPS))
-    wide = jax.tree.map(lambda x: x.astype("float32"), params)
+    wide = optax.tree.cast(params, "float32")
     return float(network.loss(wide, network.test))
 
 

@@ -1,9 +1,8 @@
 """Norms of blocks, whatever the dtype and the size."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from numpy.testing import assert_allclose, assert_array_equal
+from numpy.testing import assert_allclose
 import pytest
 
 from optax_largebatch import norms
@@ -31,21 +30,11 @@ def test_float64_blocks_are_accumulated_in_float64(x64):
     assert norm(x.astype("bfloat16")).dtype == jnp.float32
 
 
-def test_scalars_and_empty_blocks():
-    assert norm(jnp.asarray(-3.0)) == 3.0
-    assert norm(jnp.zeros((0, 4))) == 0.0
-
-
 def test_total_of_blocks_of_several_dtypes(x64):
     blocks = [jnp.asarray([3.0], "float32"), jnp.asarray([[4.0]], "bfloat16"), jnp.asarray(12.0)]
     total = norms.total([norms.sum_of_squares(block) for block in blocks])
     assert total.dtype == jnp.float64
     assert_allclose(norms.from_sum_of_squares(total), 13.0, rtol=1e-12)
-
-
-def test_derivative_at_zero_is_zero():
-    gradient = jax.grad(norm)(jnp.zeros(3))
-    assert_array_equal(gradient, np.zeros(3))
 
 
 def test_thirty_million_elements():

@@ -10,7 +10,7 @@ import itertools
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 import numpy as np
 from numpy.testing import assert_allclose
@@ -21,6 +21,7 @@ import optax_largebatch as lb
 from optax_largebatch.engine import execution_plans
 from tests import helpers
 from tests.conftest import enable_x64
+from tests.helpers import mesh_of, shapes_on, shardings_on
 from tests.optimizers.registry import OPTIMIZERS
 
 pytestmark = pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax.shard_map is jax 0.7")
@@ -153,17 +154,6 @@ def ratios(state):
     return [np.asarray(x) for _, x in optax.tree.get_all_with_path(state, "trust_ratios")]
 
 
-def mesh_of(shape, names, kind=AxisType.Auto):
-    return jax.make_mesh(shape, names, axis_types=(kind,) * len(shape))
-
-
-def shapes_on(mesh, params, specs):
-    return {
-        name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, specs[name]))
-        for name, x in params.items()
-    }
-
-
 def on_one_device(optimizer, params):
     return jax.jit(functools.partial(trained, optimizer))(params, optimizer.init(params))
 
@@ -172,9 +162,9 @@ def on_a_mesh(
     optimizer, params, mesh=None, specs=FSDP, zero=None, partition_specs=None, state=None
 ):
     """Under jit; the compiler sees to the communication, unless the step is told the specs."""
-    mesh = mesh or mesh_of((8,), ("fsdp",))
+    mesh = mesh or mesh_of(fsdp=8)
     with jax.set_mesh(mesh):
-        shardings = {name: NamedSharding(mesh, spec) for name, spec in specs.items()}
+        shardings = shardings_on(mesh, specs)
         params = jax.device_put(params, shardings)
         state_shardings = lb.optimizer_state_shardings(optimizer, params, mesh, axis=zero)
         init = jax.jit(optimizer.init, out_shardings=state_shardings)
@@ -187,8 +177,8 @@ def on_a_mesh(
 
 
 def in_shard_map(optimizer, params, mesh=None, specs=FSDP, check_vma=True):
-    mesh = mesh or mesh_of((8,), ("fsdp",))
-    like = shapes_on(mesh, params, specs)
+    mesh = mesh or mesh_of(fsdp=8)
+    like = shapes_on(params, shardings_on(mesh, specs))
     shardings = lb.optimizer_state_shardings(optimizer, like, mesh)
     state_specs = jax.tree.map(lambda sharding: sharding.spec, shardings)
     step = jax.shard_map(
@@ -203,8 +193,9 @@ def in_shard_map(optimizer, params, mesh=None, specs=FSDP, check_vma=True):
 
 def in_pmap(optimizer, params, specs=FSDP):
     """Parameters split by hand, with a first axis for the devices."""
-    mesh = mesh_of((8,), ("fsdp",))
-    like = shapes_on(mesh, params, specs)
+    mesh = mesh_of(fsdp=8)
+    param_shardings = shardings_on(mesh, specs)
+    like = shapes_on(params, param_shardings)
     shardings = lb.optimizer_state_shardings(optimizer, like, mesh)
 
     def split(x, sharding):
@@ -216,7 +207,6 @@ def in_pmap(optimizer, params, specs=FSDP):
         spec = tuple(sharding.spec)
         return np.concatenate(list(x), spec.index("fsdp")) if "fsdp" in spec else x[0]
 
-    param_shardings = jax.tree.map(lambda x: x.sharding, like)
     step = jax.pmap(functools.partial(trained, optimizer, partition_specs=specs), axis_name="fsdp")
     params, state = step(
         jax.tree.map(split, params, param_shardings),
@@ -226,7 +216,7 @@ def in_pmap(optimizer, params, specs=FSDP):
 
 
 def on_two_axes(kind=AxisType.Explicit):
-    return {"mesh": mesh_of((4, 2), ("fsdp", "tensor"), kind), "specs": FSDP_AND_TENSOR}
+    return {"mesh": mesh_of(kind, fsdp=4, tensor=2), "specs": FSDP_AND_TENSOR}
 
 
 def split_state():
@@ -238,7 +228,7 @@ def split_state():
 WAYS = {
     "one device": (on_one_device, dict),
     "automatic mesh": (on_a_mesh, dict),
-    "explicit mesh": (on_a_mesh, lambda: {"mesh": mesh_of((8,), ("fsdp",), AxisType.Explicit)}),
+    "explicit mesh": (on_a_mesh, lambda: {"mesh": mesh_of(AxisType.Explicit, fsdp=8)}),
     "explicit mesh of two axes": (on_a_mesh, on_two_axes),
     "split state": (on_a_mesh, split_state),
     "mesh, with specs": (on_a_mesh, lambda: {"partition_specs": FSDP}),

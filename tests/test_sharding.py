@@ -2,26 +2,25 @@
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 import numpy as np
 import optax
 import pytest
 
 import optax_largebatch as lb
+from tests.helpers import mesh_of
 
 
 def mesh():
-    return jax.make_mesh((4, 2), ("data", "tensor"), axis_types=(AxisType.Auto,) * 2)
+    return mesh_of(data=4, tensor=2)
 
 
-def spec_of_moment(shape, spec=None, axis=None, optimizer=None):
+def spec_of_moment(shape, spec=None, axis=None):
     """The spec of the first moment of one parameter."""
     sharding = None if spec is None else NamedSharding(mesh(), spec)
     param = jax.ShapeDtypeStruct(shape, "float32", sharding=sharding)
-    shardings = lb.optimizer_state_shardings(
-        optimizer or lb.lamb(0.1), {"w": param}, mesh(), axis=axis
-    )
+    shardings = lb.optimizer_state_shardings(lb.lamb(0.1), {"w": param}, mesh(), axis=axis)
     return optax.tree.get(shardings, "mu")["w"].spec
 
 
@@ -58,7 +57,7 @@ MEMORIES = {memory.kind for memory in jax.devices()[0].addressable_memories()}
 def test_a_state_in_host_memory(make):
     """It is moved inside the step, takes no room on the devices, and the numbers are the same."""
     optimizer = lb.accumulate_gradients(make(0.1), every=2)
-    data = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    data = mesh_of(data=8)
     whole = NamedSharding(data, P())
     params = jax.device_put({"kernel": jnp.eye(8) + 1, "bias": jnp.ones(8)}, whole)
     layout = lb.optimizer_state_shardings(optimizer, params, data, axis="data")

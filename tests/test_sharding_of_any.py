@@ -12,13 +12,15 @@ from flax import nnx
 from flax.core import FrozenDict
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 import optax
 import pytest
 
 import optax_largebatch as lb
 from tests.conftest import slow_but
+from tests.helpers import mesh_of, shardings_on
+from tests.optimizers.checkpointed import watched
 from tests.optimizers.registry import OPTIMIZERS
 
 pytestmark = pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="explicit axes are jax 0.8")
@@ -47,10 +49,7 @@ SPECS = [P("data", "tensor"), P(None, "tensor"), P("data"), P("data")]
 
 def placed(mesh):
     """Four parameters that are split in different ways; all of one shape would be confused."""
-    return [
-        jax.device_put(jnp.ones(shape), NamedSharding(mesh, spec))
-        for shape, spec in zip(SHAPES, SPECS, strict=True)
-    ]
+    return jax.device_put([jnp.ones(shape) for shape in SHAPES], shardings_on(mesh, SPECS))
 
 
 CONTAINERS = {
@@ -87,7 +86,6 @@ OF_OPTAX = {
     "adam": lambda params: optax.adam(0.1),
     "adamw, masked": lambda params: optax.adamw(0.1, mask=matrices),
     "adafactor": lambda params: optax.adafactor(0.1, min_dim_size_to_factor=4),
-    "lamb": lambda params: optax.lamb(0.1, mask=matrices(params)),
     "sgd in MultiSteps": lambda params: optax.MultiSteps(
         optax.sgd(0.1, 0.9), 2
     ).gradient_transformation(),
@@ -104,8 +102,6 @@ OF_OPTAX = {
     "partition by subtrees": lambda params: optax.partition(
         {"trained": lb.lans(0.1), "frozen": optax.set_to_zero()}, first_subtree(params)
     ),
-    "ema": lambda params: optax.ema(0.9),
-    "adadelta": lambda params: optax.adadelta(0.1),
 }
 OURS = {
     **{name: lambda params, entry=entry: entry.make() for name, entry in OPTIMIZERS.items()},
@@ -132,9 +128,7 @@ OURS = {
         },
         by_rank,
     ),
-    "noise": lambda params: lb.accumulate_gradients(
-        lb.chain(lb.measure_noise_scale(), lb.lamb(0.1)), every=2, small_batches=True
-    ),
+    "noise": lambda params: watched(lb.lamb(0.1)),
 }
 ALL = OF_OPTAX | OURS
 
@@ -163,7 +157,7 @@ def test_it_is_what_the_types_say(case):
     name, container = case
     if name == "a tree as mask" and container == "array":
         pytest.skip("a single boolean is no tree")
-    mesh = jax.make_mesh((4, 2), ("data", "tensor"), axis_types=(AxisType.Explicit,) * 2)
+    mesh = mesh_of(AxisType.Explicit, data=4, tensor=2)
     params = CONTAINERS[container](*placed(mesh))
     optimizer = ALL[name](params)
     with jax.numpy_dtype_promotion("standard"):
@@ -181,7 +175,7 @@ def test_it_is_what_the_types_say(case):
 
 def test_of_lookahead():
     """Its optimizer has moments of the fast parameters only."""
-    mesh = jax.make_mesh((4, 2), ("data", "tensor"), axis_types=(AxisType.Explicit,) * 2)
+    mesh = mesh_of(AxisType.Explicit, data=4, tensor=2)
     params = CONTAINERS["dict"](*placed(mesh))
     both = optax.LookaheadParams.init_synced(params)
     optimizer = optax.lookahead(optax.adam(0.1), sync_period=5, slow_step_size=0.5)

@@ -1,14 +1,11 @@
-"""The `TrainState` of the guide hands every extra argument on, also under jit and shard_map."""
+"""The `TrainState` of the guide hands every extra argument on, also under jit."""
 
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType
-from jax.sharding import PartitionSpec as P
 import numpy as np
 import optax
-import pytest
 
 import optax_largebatch as lb
 
@@ -46,24 +43,3 @@ def test_hands_the_loss_on_and_replaces_fields():
     assert int(state.opt_state.skipped) == 1
     np.testing.assert_array_equal(state.params["kernel"], before.params["kernel"])
     assert state.apply_fn is print
-
-
-@pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax.shard_map is jax 0.7")
-def test_hands_partition_specs_on():
-    """Without them, and without types that say it, a norm would be that of a shard."""
-    mesh = jax.make_mesh((8,), ("fsdp",), axis_types=(AxisType.Auto,))
-    specs = {"kernel": P("fsdp"), "bias": P()}
-
-    def step(params, specs):
-        state = train_state().create(apply_fn=None, params=params, tx=lb.lars(0.1))
-        return state.apply_gradients(grads=params, partition_specs=specs).params
-
-    sharded = jax.shard_map(
-        lambda params: step(params, specs),
-        mesh=mesh,
-        in_specs=(specs,),
-        out_specs=specs,
-        check_vma=False,
-    )
-    ours, expected = sharded(PARAMS), step(PARAMS, None)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), ours, expected)

@@ -2,7 +2,8 @@
 
 import jax
 import numpy as np
-import optax
+
+from tests.helpers import trajectory
 
 STEPS = 20
 
@@ -35,19 +36,8 @@ def network():
 
 
 def run(optimizer, weights, gradients):
-    """The weights after each step. (The compiler need not optimise what runs so briefly.)"""
-
-    def step(weights, state, gradients):
-        updates, state = optimizer.update(gradients, state, weights)
-        return optax.apply_updates(weights, updates), state
-
-    step = jax.jit(step, compiler_options={"xla_backend_optimization_level": 0})
-    state = optimizer.init(weights)
-    trajectory = []
-    for t in range(STEPS):
-        weights, state = step(weights, state, {name: g[t] for name, g in gradients.items()})
-        trajectory.append(weights)
-    return {name: np.stack([np.asarray(tree[name]) for tree in trajectory]) for name in weights}
+    """The weights after each step."""
+    return jax.device_get(trajectory(optimizer, weights, gradients))
 
 
 def assert_same(ours, theirs, tolerance=1e-11):
@@ -57,7 +47,7 @@ def assert_same(ours, theirs, tolerance=1e-11):
             ours[name],
             leaf,
             rtol=0,
-            atol=tolerance * np.abs(leaf).max(),
+            atol=tolerance * np.abs(leaf).max(initial=0),
             equal_nan=False,
             err_msg=name,
         )

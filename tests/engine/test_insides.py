@@ -8,12 +8,13 @@ import jax
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 import jax.numpy as jnp
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 import numpy as np
 
 import optax_largebatch
 from tests.engine.steps import on_shards, several_devices, since_types_know_meshes
+from tests.helpers import mesh_of
 
 PACKAGE = Path(optax_largebatch.__file__).parent
 SECTION = re.search(
@@ -102,7 +103,7 @@ def test_a_lowering_knows_the_number_of_devices():
     one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     jax.jit(noted.bind).lower(jax.ShapeDtypeStruct((8,), "float32", sharding=one))
     if jax.device_count() == 8:
-        mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+        mesh = mesh_of(data=8)
         split = NamedSharding(mesh, P("data"))
         jax.jit(noted.bind).lower(jax.ShapeDtypeStruct((8,), "float32", sharding=split))
     assert seen == [1, 8][: len(seen)]
@@ -111,7 +112,7 @@ def test_a_lowering_knows_the_number_of_devices():
 @several_devices
 @since_types_know_meshes
 def test_a_type_knows_of_what_devices_its_mesh_is():
-    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    mesh = mesh_of(data=8)
     split = jax.device_put(np.ones(8, "float32"), NamedSharding(mesh, P("data")))
     platforms = []
 
@@ -126,7 +127,7 @@ def test_a_type_knows_of_what_devices_its_mesh_is():
 
 @on_shards
 def test_inside_shard_map_a_type_knows_along_which_axes_devices_differ():
-    mesh = jax.make_mesh((4, 2), ("data", "copies"), axis_types=(AxisType.Auto,) * 2)
+    mesh = mesh_of(data=4, copies=2)
     seen = []
 
     def noting(x):

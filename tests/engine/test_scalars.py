@@ -9,16 +9,6 @@ import optax_largebatch as lb
 from optax_largebatch.engine.program import Scalars
 
 
-def test_a_tree_of_the_arrays_alone():
-    tree = (0.9, {"bias": jnp.ones([]), "flag": True}, None, (3, jnp.zeros([])))
-    arrays, structure = jax.tree.flatten(Scalars(tree))
-    assert [float(x) for x in arrays] == [1.0, 0.0]
-    again = jax.tree.unflatten(structure, arrays)
-    assert again.tree == tree
-    numbers = (again.tree[0], again.tree[1]["flag"], again.tree[3][0])
-    assert [type(x) for x in numbers] == [float, bool, int]
-
-
 @pytest.mark.parametrize("numbers", [(1, 1.0, True), (0.5, 0.25), (0.5, np.float32(0.5))])
 def test_other_numbers_are_another_program(numbers):
     """Among them equal ones of other types, which promote otherwise."""

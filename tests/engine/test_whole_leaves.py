@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import chex
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 import optax
 import pytest
@@ -23,6 +23,7 @@ from optax_largebatch.engine import (
     transformation,
 )
 from tests.engine.steps import on_shards
+from tests.helpers import mesh_of, shardings_on
 
 pytestmark = on_shards
 
@@ -88,26 +89,22 @@ def test_the_numbers_of_one_device(name, way, whitening):
     optimizer, state, expected = whitening
     specs = SPECS[name]
     axis_type = AxisType.Explicit if way == "explicit" else AxisType.Auto
-    mesh = jax.make_mesh((8,), ("data",), axis_types=(axis_type,))
-    split = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
+    mesh = mesh_of(axis_type, data=8)
+    split = shardings_on(mesh, specs)
     grads, params = jax.device_put(GRADS, split), jax.device_put(PARAMS, split)
     moments = (State(P(), specs, P()), lb.states.ScaleByTrustRatioState(P()))
+    told = {"shard_map": specs, "jit, specs": split}.get(way)
+
+    def step(*own):
+        return two_steps(optimizer, *own, partition_specs=told)
+
     if way == "shard_map":
-
-        def step(*own):
-            return two_steps(optimizer, *own, partition_specs=specs)
-
         step = jax.shard_map(
             step, mesh=mesh, in_specs=(specs, specs, moments), out_specs=(specs, moments)
         )
-        own = jax.jit(step)(grads, params, state)
-    else:
-        told = {"partition_specs": split} if way == "jit, specs" else {}
-        if way == "explicit":
-            state = jax.tree.map(
-                lambda x, spec: jax.device_put(x, NamedSharding(mesh, spec)), state, moments
-            )
-        own = jax.jit(lambda *own: two_steps(optimizer, *own, **told))(grads, params, state)
+    elif way == "explicit":
+        state = jax.device_put(state, shardings_on(mesh, moments))
+    own = jax.jit(step)(grads, params, state)
     chex.assert_trees_all_close(jax.device_get(own), expected, rtol=2e-5, atol=1e-6)
 
 
@@ -121,7 +118,7 @@ def test_sums_of_terms_count_each_part_once(given):
 
     transform = transformation(leaf, given=given)
     specs = {"layers": P(None, None, "data"), "bias": P("data")}
-    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    mesh = mesh_of(data=8)
     step = jax.shard_map(
         lambda grads: transform.update(grads, optax.EmptyState(), partition_specs=specs)[0],
         mesh=mesh,

@@ -18,9 +18,9 @@ def mixed_precision():
     return lb.master_weights(lb.dynamic_loss_scale(accumulated, growth_interval=5))
 
 
-def watched():
-    """The noise scale of macro-batches of two."""
-    watch = lb.chain(lb.measure_noise_scale(), OPTIMIZERS["lamb"].make())
+def watched(inner):
+    """With the noise scale of macro-batches of two."""
+    watch = lb.chain(lb.measure_noise_scale(), inner)
     return lb.accumulate_gradients(watch, every=2, small_batches=True)
 
 
@@ -28,7 +28,7 @@ CHECKPOINTED = {
     **{name: entry.make for name, entry in OPTIMIZERS.items()},
     "mixed precision": mixed_precision,
     "stochastic rounding": lambda: lb.stochastic_rounding(OPTIMIZERS["lamb"].make()),
-    "noise scale": watched,
+    "noise scale": lambda: watched(OPTIMIZERS["lamb"].make()),
     "skip_bad_steps": lambda: lb.skip_bad_steps(OPTIMIZERS["lars"].make()),
 }
 

@@ -7,6 +7,7 @@ import optax
 import pytest
 
 import optax_largebatch as lb
+from tests.helpers import first_step
 from tests.optimizers.registry import OPTIMIZERS
 
 RULE = lb.matching("kernel")
@@ -16,7 +17,6 @@ WRONG = [
     (lb.lamb, "learning_rate", -0.1, ValueError, "[0, inf), got -0.1"),
     (lb.lamb, "learning_rate", "0.1", TypeError, "or a schedule"),
     (lb.lamb, "learning_rate", jnp.ones(3), ValueError, "scalar, got an array of shape (3,)"),
-    (lb.lamb, "b1", 1.0, ValueError, "[0, 1), got 1.0"),
     (lb.lamb, "eps", [], TypeError, "[0, inf), got [] of type list"),
     (lb.lamb, "bias_correction", True, ValueError, "'full', 'none', 'step_size', got True"),
     (lb.lamb, "grad_averaging", "yes", TypeError, "True or False, got 'yes'"),
@@ -26,7 +26,6 @@ WRONG = [
     (lb.lamb, "mu_dtype", "int32", ValueError, "floating dtype, got 'int32'"),
     (lb.lamb, "groups", {"params": RULE}, TypeError, "what param_groups(...) returns"),
     (lb.lamb, "stacked", 0, TypeError, "what stacked_layers(...) returns"),
-    (lb.eve, "weight_decay", 0.2, ValueError, "[0, 0.1], got 0.2"),
     (lb.lbsgd, "batch_scale", 0, ValueError, ">= 1, got 0"),
     (lb.lbsgd, "batch_scale", jnp.asarray(2), TypeError, "static_args=('batch_scale',)"),
     (lb.scaled_adam, "param_min_rms", 5.0, ValueError, "at most param_max_rms, got 5.0 and 3.0"),
@@ -90,7 +89,7 @@ WRONG_PARAMS = [
         )
         for dtype in ("int32", "bool")
     ),
-    ({"a": KERNEL, "f": jax.nn.relu}, TypeError, r"'f' has a leaf of type"),
+    ({"a": KERNEL, "f": jax.nn.relu}, TypeError, r"'f' has a leaf of type.*eqx\.filter\(model, "),
 ]
 WRONG_GRADIENTS = [
     ({"kernel": KERNEL, "bias": jnp.ones(3, "int32")}, TypeError,
@@ -123,7 +122,7 @@ class TestWrongTrees:
         optimizer = OPTIMIZERS[name].make()
         params = {"a": None, "b": jnp.ones((2, 2))}
         with pytest.raises(ValueError, match=r"'b' has a gradient of shape \(3, 2\)"):
-            optimizer.update({"a": None, "b": jnp.ones((3, 2))}, optimizer.init(params), params)
+            first_step(optimizer, {"a": None, "b": jnp.ones((3, 2))}, params)
 
     def test_state_of_other_parameters(self, name):
         optimizer, state = start(name)
@@ -181,11 +180,11 @@ def test_numpy_numbers_and_integers_are_numbers():
     expected = lb.lamb(0.5, weight_decay=0.25)
     given = lb.lamb(np.float32(0.5), weight_decay=np.float64(0.25))
     for optimizer in (given, lb.lamb(jnp.asarray(0.5), weight_decay=jnp.asarray(0.25))):
-        updates, _ = optimizer.update(PARAMS, optimizer.init(PARAMS), PARAMS)
-        reference, _ = expected.update(PARAMS, expected.init(PARAMS), PARAMS)
+        updates, _ = first_step(optimizer, PARAMS, PARAMS)
+        reference, _ = first_step(expected, PARAMS, PARAMS)
         jax.tree.map(np.testing.assert_array_equal, updates, reference)
     optimizer = lb.lars(1, momentum=0)
-    optimizer.update(PARAMS, optimizer.init(PARAMS), PARAMS)
+    first_step(optimizer, PARAMS, PARAMS)
 
 
 def test_python_floats_are_parameters():

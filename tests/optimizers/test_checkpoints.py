@@ -3,28 +3,24 @@
 import chex
 from flax import serialization
 import jax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
 import optax_largebatch as lb
 from tests.conftest import slow_but
+from tests.helpers import shapes_on, shardings_on
 from tests.optimizers.checkpointed import CHECKPOINTED, parameters, trained
 
 
 def placed(optimizer, devices):
     """Where parameters and state lie on some devices: axes of length 8 are split among them."""
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:devices]), ("data",))
-    params = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(
-            x.shape, x.dtype, sharding=NamedSharding(mesh, PartitionSpec(*["data"][: x.ndim]))
-        ),
-        parameters(),
-    )
-    return jax.tree.map(lambda x: x.sharding, params), lb.optimizer_state_shardings(
-        optimizer, params, mesh
-    )
+    params = parameters()
+    split = shardings_on(mesh, jax.tree.map(lambda x: PartitionSpec(*["data"][: x.ndim]), params))
+    layout = lb.optimizer_state_shardings(optimizer, shapes_on(params, split), mesh)
+    return split, layout
 
 
 TOLERANCES = {"noise scale": 2e-5}
@@ -47,11 +43,7 @@ def test_training_goes_on_from_a_checkpoint(name, tmp_path):
     expected = trained(optimizer, *saved, steps=range(3, 5))
     abstract = jax.eval_shape(lambda params: (params, optimizer.init(params)), params)
     for devices in (8, 2):
-        target = jax.tree.map(
-            lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
-            abstract,
-            placed(optimizer, devices),
-        )
+        target = shapes_on(abstract, placed(optimizer, devices))
         with ocp.StandardCheckpointer() as checkpointer:
             restored = checkpointer.restore(tmp_path / "state", target)
         assert jax.tree.structure(restored) == jax.tree.structure(saved)

@@ -11,7 +11,7 @@ import pytest
 
 import optax_largebatch as lb
 from tests.conftest import slow_but
-from tests.helpers import drawn
+from tests.helpers import drawn, first_step
 
 PARAMS = {
     "bias": np.array([0.3, -0.2, 0.1]),
@@ -62,7 +62,7 @@ def test_by_the_gradient(name):
     optimizer = OPTIMIZERS[name]
     params, gradients, direction = (drawn(SHAPES, float, seed) for seed in range(3))
     gradients = jax.tree.map(lambda x: x + jnp.sign(x), gradients)
-    _, state = optimizer.update(gradients, optimizer.init(params), params)
+    _, state = first_step(optimizer, gradients, params)
 
     def along(step):
         moved = jax.tree.map(lambda x, way: x + step * way, gradients, direction)

@@ -18,10 +18,6 @@ def updated(optimizer, state, params=PARAMS):
     return jax.eval_shape(optimizer.update, params, state, params)
 
 
-def is_like_kernel(leaf):
-    return leaf.shape == (8, 4)
-
-
 @pytest.mark.parametrize(
     ("name", "shape"),
     [*((name, (8, 1)) for name in OPTIMIZERS), *(("lamb", x) for x in ((1, 4), (4, 8), (2, 8, 4)))],
@@ -30,7 +26,7 @@ def test_moments_of_another_shape_would_broadcast(name, shape):
     """Each of the arrays like a parameter by itself."""
     optimizer = OPTIMIZERS[name].make()
     leaves, structure = jax.tree.flatten_with_path(optimizer.init(PARAMS))
-    alike = [index for index, (_, leaf) in enumerate(leaves) if is_like_kernel(leaf)]
+    alike = [index for index, (_, leaf) in enumerate(leaves) if leaf.shape == (8, 4)]
     assert alike
     for index in alike:
         path, leaf = leaves[index]
@@ -71,7 +67,7 @@ def test_a_wrapper_names_itself(name):
 
 @pytest.mark.parametrize("field", ["accumulator", "master"])
 def test_arrays_of_wrappers_of_another_shape(field):
-    params = jax.tree.map(lambda x: x.astype("bfloat16"), PARAMS)
+    params = optax.tree.cast(PARAMS, "bfloat16")
     optimizer = lb.master_weights(lb.accumulate_gradients(optax.sgd(0.1), every=2))
     state = optimizer.init(params)
     other = optax.tree.set(state, **{field: {"bias": jnp.ones(4), "kernel": jnp.ones((8, 1))}})

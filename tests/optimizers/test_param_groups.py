@@ -8,6 +8,7 @@ import pytest
 
 import optax_largebatch as lb
 from tests import reference
+from tests.helpers import first_step
 from tests.trajectories import STEPS, assert_same, network, run
 
 WEIGHTS, GRADIENTS = network()
@@ -15,14 +16,24 @@ LR, WD = 0.05, 0.1
 RATES = np.linspace(0.1, 0.01, STEPS)
 DECAYS = np.linspace(0.3, 0.05, STEPS)
 
-CONV = {"params": lb.matching("conv"), "learning_rate": lb.values_schedule(RATES)}
-DENSE = {"params": lb.matching("dense"), "weight_decay": lb.values_schedule(DECAYS)}
+CONV = {
+    "params": lb.matching("conv"),
+    "learning_rate": lb.values_schedule(RATES),
+    "learning_rate_scale": 0.5,
+}
+DENSE = {
+    "params": lb.matching("dense"),
+    "learning_rate_scale": 0.1,
+    "weight_decay": lb.values_schedule(DECAYS),
+}
 NORM = {"params": lb.matching("norm"), "learning_rate": 0.03, "weight_decay": 0.0}
 GROUPS = lb.param_groups(CONV, DENSE, NORM)
+RATE, DECAY = np.linspace(0.02, 0.06, STEPS), np.linspace(0.1, 0.2, STEPS)
 
+RATES_OF_GROUPS = {"conv": 0.5 * RATES, "dense": 0.1 * RATE, "norm": 0.03}
 IN_GROUPS = {
-    "lr": lambda name: {"conv": RATES, "norm": 0.03}.get(name.split("/")[0], LR),
-    "wd": lambda name: {"dense": DECAYS, "norm": 0.0}.get(name.split("/")[0], WD),
+    "lr": lambda name: RATES_OF_GROUPS.get(name.split("/")[0], RATE),
+    "wd": lambda name: {"dense": DECAYS, "norm": 0.0}.get(name.split("/")[0], DECAY),
 }
 """The same groups for the formulas; `gain` and `unused/kernel` are in none."""
 
@@ -62,41 +73,18 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_each_group_has_its_rate_and_decay(name, x64):
+    """A rate of its own, or a fraction of that or of the optimizer's schedule."""
     factory, arguments, formula, switches = OPTIMIZERS[name]
-    ours = run(factory(LR, weight_decay=WD, groups=GROUPS, **arguments), WEIGHTS, GRADIENTS)
+    rate, decay = map(lb.values_schedule, (RATE, DECAY))
+    ours = run(factory(rate, weight_decay=decay, groups=GROUPS, **arguments), WEIGHTS, GRADIENTS)
     assert_same(ours, reference.trajectory(formula, WEIGHTS, GRADIENTS, **IN_GROUPS, **switches))
-
-
-def test_what_a_group_does_not_set_follows_schedules_of_the_optimizer(x64):
-    rate, decay = lb.values_schedule(RATES), lb.values_schedule(DECAYS)
-    ours = run(lb.lamb(rate, weight_decay=decay, groups=lb.param_groups(NORM)), WEIGHTS, GRADIENTS)
-    theirs = reference.trajectory(
-        reference.lamb,
-        WEIGHTS,
-        GRADIENTS,
-        lr=lambda name: 0.03 if "norm" in name else RATES,
-        wd=lambda name: 0.0 if "norm" in name else DECAYS,
-    )
-    assert_same(ours, theirs)
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_group_follows_a_fraction_of_the_schedule_or_of_its_own(name, x64):
-    factory, arguments, formula, switches = OPTIMIZERS[name]
-    fraction = {"params": lb.matching("dense"), "learning_rate_scale": 0.1}
-    both = {"params": lb.matching("conv"), "learning_rate": 0.06, "learning_rate_scale": 0.5}
-    rate, groups = lb.values_schedule(RATES), lb.param_groups(fraction, both)
-    ours = run(factory(rate, weight_decay=WD, groups=groups, **arguments), WEIGHTS, GRADIENTS)
-    rates = {"dense": 0.1 * RATES, "conv": 0.03}
-    switches = switches | {"lr": lambda name: rates.get(name.split("/")[0], RATES), "wd": WD}
-    assert_same(ours, reference.trajectory(formula, WEIGHTS, GRADIENTS, **switches))
 
 
 def test_a_fraction_of_an_injected_rate():
     groups = lb.param_groups({"params": lb.matching("dense"), "learning_rate_scale": 0.0})
     optimizer = optax.inject_hyperparams(lb.lamb)(0.5, groups=groups)
     weights = jax.tree.map(jnp.float32, WEIGHTS)
-    updates, _ = optimizer.update(weights, optimizer.init(weights), weights)
+    updates, _ = first_step(optimizer, weights, weights)
     for name, update in updates.items():
         assert np.any(update) == ("dense" not in name and np.any(WEIGHTS[name]))
 
@@ -181,4 +169,4 @@ def test_a_schedule_stays_in_the_range_of_its_argument():
     params = {"kernel": jnp.ones((4, 3))}
     optimizer = lb.eve(0.1, weight_decay=lambda step: 0.5)
     with pytest.raises(ValueError, match=r"what the schedule returns must be in \[0, 0.1\]"):
-        optimizer.update(params, optimizer.init(params), params)
+        first_step(optimizer, params, params)

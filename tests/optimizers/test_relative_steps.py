@@ -9,8 +9,8 @@ import optax_largebatch as lb
 from tests.golden import learned_gradient
 from tests.helpers import compiled, given, trained
 from tests.optimizers.registry import named
+from tests.trajectories import assert_same
 
-STEPS = 30
 SHAPES = {"matrix": (6, 5), "cube": (4, 3, 2), "bias": (8,), "few": (3,), "column": (7, 1)}
 OPTIMIZERS = {
     "cain": lambda c: lb.cain(0.05, eps=0.0, rms_eps=1e-3 * c, param_max=2.0 * c),
@@ -29,22 +29,9 @@ def network(shapes):
     params = {name: jnp.asarray(random.normal(size=shape)) for name, shape in shapes.items()}
     params["bias"] *= 0
     gradients = {
-        name: jnp.asarray(random.normal(size=(STEPS, *shape)) + 0.5)
-        for name, shape in shapes.items()
+        name: jnp.asarray(random.normal(size=(30, *shape)) + 0.5) for name, shape in shapes.items()
     }
     return params, gradients
-
-
-def trajectory(optimizer, params, gradients):
-    """The parameters after each step."""
-    return trained(optimizer, params, given, gradients)[1]
-
-
-def assert_same(ours, theirs):
-    for name, leaf in theirs.items():
-        largest = np.abs(leaf).max()
-        np.testing.assert_allclose(ours[name], leaf, rtol=0, atol=1e-9 * largest, err_msg=name)
-        assert largest > 0
 
 
 @pytest.mark.parametrize("name", named(OPTIMIZERS))
@@ -54,18 +41,16 @@ def test_units_of_the_parameters_and_of_the_loss_do_not_matter(name, x64):
     c, k = 0.37, 1e3
 
     @compiled
-    def run(c, p, g):
-        return trajectory(OPTIMIZERS[name](c), p, g)
+    def run(c, k):
+        own_params = jax.tree.map(lambda p: c * p, params)
+        own_gradients = jax.tree.map(lambda g: k / c * g, gradients)
+        return trained(OPTIMIZERS[name](c), own_params, given, own_gradients)[1]
 
-    theirs = run(1.0, params, gradients)
-    other_loss = run(1.0, params, jax.tree.map(lambda g: k * g, gradients))
-    assert_same(other_loss, theirs)
-    other_units = run(
-        c, jax.tree.map(lambda p: c * p, params), jax.tree.map(lambda g: g / c, gradients)
-    )
+    theirs = run(1.0, 1.0)
+    assert_same(run(1.0, k), theirs, 1e-9)
     theirs = jax.tree.map(lambda p: c * p, theirs)
     del theirs["scalar"]  # it has no size, and moves by the learning rate
-    assert_same(other_units, theirs)
+    assert_same(run(c, 1.0), theirs, 1e-9)
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,7 @@ MAPPED = {
     "groups": lambda: lb.lamb(
         0.1, groups=lb.param_groups({"params": lb.matching("bias"), "learning_rate": 0.2})
     ),
+    "masters": lambda: lb.master_weights(lb.lamb(0.1)),
     "a tree as mask": lambda: lb.lans(
         0.1, weight_decay_mask={"bias": False, "gain": False, "kernel": True}
     ),

@@ -30,7 +30,10 @@ def numbers(cell):
     return int((re.findall(r"\d+", cell) or ["0"])[0])
 
 
-@pytest.mark.parametrize("name", ["eve", "cain", "learned_gradient", "scaled_adam"])
+NAMES = ["eve", "cain", "learned_gradient", "scaled_adam"]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_the_table_is_true(name):
     tensors, for_each_axis, for_each_block, for_all, _ = ROWS[name]
     shape = (48, 32, 16)
@@ -45,7 +48,7 @@ def test_the_table_is_true(name):
     assert sum(x.size for x in floats_of_state(name, shape)) == expected
 
 
-@pytest.mark.parametrize("name", ["eve", "cain", "learned_gradient", "scaled_adam"])
+@pytest.mark.parametrize("name", NAMES)
 def test_bytes_for_each_parameter(name):
     shape = (512, 512)
     arrays = floats_of_state(name, shape)
@@ -54,4 +57,4 @@ def test_bytes_for_each_parameter(name):
 
 
 def test_all_four_are_in_the_table():
-    assert list(ROWS) == ["eve", "cain", "learned_gradient", "scaled_adam"]
+    assert list(ROWS) == NAMES

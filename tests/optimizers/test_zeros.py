@@ -1,4 +1,4 @@
-"""Matrices that start at zero train: adapters, output projections, modulations, biases of heads."""
+"""Matrices that start at zero train: adapters, output projections, biases of heads."""
 
 from flax import nnx
 import jax
@@ -18,10 +18,6 @@ pytestmark = [
     ),
     pytest.mark.filterwarnings("ignore:.*may be matrices"),
 ]
-
-
-def zeros(size_in, size_out, rngs):
-    return nnx.Linear(size_in, size_out, kernel_init=nnx.initializers.zeros, rngs=rngs)
 
 
 class Adapted(nnx.Module):
@@ -55,21 +51,6 @@ class NanochatLike(nnx.Module):
         return self.lm_head(x + self.down(nnx.relu(self.up(x)) ** 2))
 
 
-class Modulated(nnx.Module):
-    """As a diffusion transformer: modulations and the last layer start at zero."""
-
-    def __init__(self, rngs):
-        self.embed = nnx.Linear(8, WIDTH, rngs=rngs)
-        self.modulation = zeros(WIDTH, 3 * WIDTH, rngs)
-        self.up = nnx.Linear(WIDTH, WIDTH, rngs=rngs)
-        self.final_layer = zeros(WIDTH, 8, rngs)
-
-    def __call__(self, x):
-        x = self.embed(x)
-        shift, scale, gate = jnp.split(self.modulation(nnx.silu(x)), 3, -1)
-        return self.final_layer(x + gate * self.up(x * (1 + scale) + shift))
-
-
 class WithAttention(nnx.Module):
     """Biases of queries, keys and values have an axis of heads, and start at zero."""
 
@@ -98,10 +79,6 @@ def of_tokens(model):
 NETWORKS = {
     "adapters": (Adapted, lambda model: jnp.mean((model(NUMBERS) - jnp.sin(NUMBERS)) ** 2)),
     "zero projections": (NanochatLike, of_tokens),
-    "modulations": (
-        Modulated,
-        lambda model: jnp.mean((model(NUMBERS[:, :8]) - jnp.sin(3 * NUMBERS[:, :8])) ** 2),
-    ),
     "biases of heads": (WithAttention, of_tokens),
 }
 

@@ -30,7 +30,7 @@ from optax_largebatch.params.matrix_axes import matrices_of
 from optax_largebatch.params.stacked import check_stacked
 from optax_largebatch.testing import check
 from optax_largebatch.testing.check import PLANS
-from tests.conftest import slow_but
+from tests.helpers import first_step
 
 PARAMS = {
     "bias": jnp.linspace(0.5, 2.0, 60),
@@ -70,14 +70,7 @@ def less_than_a_block(update, at):
 NEEDS_THE_WHOLE = {
     "mean": lambda update, at: (update - jnp.mean(update), at.state),
     "sum so far": lambda update, at: (jnp.cumsum(update), at.state),
-    "reversed": lambda update, at: (update[::-1], at.state),
-    "places": lambda update, at: (update * jnp.arange(update.shape[-1]), at.state),
     "captured array": lambda update, at: (update * jnp.linspace(0.0, 1.0, 60), at.state),
-    "in a call": lambda update, at: (jax.jit(jnp.sort)(update), at.state),
-    "random": lambda update, at: (
-        update + jax.random.normal(jax.random.key(0), update.shape),
-        at.state,
-    ),
     "asks for less than a block": less_than_a_block,
 }
 
@@ -90,9 +83,6 @@ def test_a_program_that_says_parts_and_needs_the_whole(name):
 
 def test_a_program_on_single_elements_may_say_parts():
     check(in_parts(lambda update, at: (jax.lax.map(lambda x: 2 * x, update), at.state)), PARAMS)
-    known = jnp.asarray(2.0)
-    times = jax.jit(lambda x: x * known)
-    check(in_parts(lambda update, at: (times(update), at.state)), PARAMS)
 
 
 def one_shared_number(new):
@@ -111,9 +101,6 @@ def one_shared_number(new):
 
 DIFFERENT = {
     "a norm of the leaf": lambda update, at, norm, of_leaf: of_leaf,
-    "an element": lambda update, at, norm, of_leaf: update.ravel()[0],
-    "a sum with one": lambda update, at, norm, of_leaf: at.state.own + of_leaf * norm,
-    "a choice": lambda update, at, norm, of_leaf: jnp.asarray(1.0 + at.choice),
     "some leaves only": lambda update, at, norm, of_leaf: norm if at.choice else at.state.own,
 }
 
@@ -128,21 +115,16 @@ def test_what_is_shared_may_follow_norms_of_all_leaves():
     check(one_shared_number(lambda update, at, norm, _: at.state.own + at.scalars * norm), PARAMS)
 
 
-@pytest.mark.parametrize(
-    "number",
-    [lambda update, at: update[0, 0], lambda update, at: 1.0 + at.choice[0]],
-    ids=["an element", "a choice"],
-)
-def test_numbers_for_matrices_may_not_differ_between_leaves(number):
+def test_numbers_for_matrices_may_not_differ_between_leaves():
     def plus(matrix, number):
         return matrix + number
 
     def leaf(update, at):
-        update = yield each_matrix(plus, update, at.choice[1], number(update, at))
+        update = yield each_matrix(plus, update, at.choice, update[0, 0])
         return update, at.state
 
     def choices(leaves):
-        return list(enumerate(matrices_of(None, check_stacked(None), leaves, "plus")))
+        return matrices_of(None, check_stacked(None), leaves, "plus")
 
     with pytest.raises(ValueError, match=r"^mine: a number given to each_matrix differs"):
         check(mine(leaf, choices=choices), KERNELS)
@@ -223,10 +205,6 @@ def sum_of_its_part(update, at):
     return update * jnp.sum(update), at.state
 
 
-def sum_along_the_last_axis(update, at):
-    return update * jnp.sum(update, -1, keepdims=True), at.state
-
-
 def chosen_by_shape(update, at):
     return at.choice * update, at.state
 
@@ -243,7 +221,6 @@ def sum_over_rows(update, at):
 # In the last one it is only the second axis that makes a difference.
 RIGHT_ON_ONE_DEVICE = {
     "a sum of its part": (sum_of_its_part, {}, PARAMS, 0),
-    "a sum along the last axis": (sum_along_the_last_axis, {}, PARAMS, 0),
     "a choice by the shape of a shard": (chosen_by_shape, {"choices": sizes}, PARAMS, 0),
     "a sum over rows": (sum_over_rows, {}, {"a": KERNELS["a"], "b": KERNELS["c"]}, 1),
 }
@@ -295,8 +272,9 @@ def test_stacked_is_passed_by_its_name():
 
         return in_parts(leaf, stacked=stacked)
 
-    check(scaled, PARAMS)
-    check(lambda own: scaled(0.9, own), PARAMS)
+    vectors = {key: PARAMS[key] for key in ("bias", "scale")}
+    check(scaled, vectors)
+    check(lambda own: scaled(0.9, own), vectors)
 
 
 def test_the_rank_of_a_part_is_not_that_of_its_leaf():
@@ -370,8 +348,7 @@ def test_each_norm_is_of_the_leaves_that_its_transform_works_on(links):
     """As in optax, which runs link by link."""
     gradients = jax.tree.map(jnp.cos, PARAMS)
     ours, theirs = (
-        own.update(gradients, own.init(PARAMS), PARAMS)[0]
-        for own in (lb.chain(*links), optax.chain(*links))
+        first_step(own, gradients, PARAMS)[0] for own in (lb.chain(*links), optax.chain(*links))
     )
     chex.assert_trees_all_close(ours, theirs, rtol=1e-5)
 
@@ -412,10 +389,9 @@ def follows_its_norms(stacked):
 RIGHT = {
     "numbers after a second round": two_rounds_and_then_numbers,
     "fields and numbers that go by blocks": follows_its_norms,
-    "muon": lambda stacked: lb.orthogonalize_momentum(ns_steps=2, stacked=stacked),
 }
 
 
-@pytest.mark.parametrize("name", slow_but(RIGHT.keys() - {"muon"}, RIGHT))
+@pytest.mark.parametrize("name", RIGHT)
 def test_no_mistake(name):
-    check(RIGHT[name], KERNELS if name == "muon" else PARAMS)
+    check(RIGHT[name], PARAMS)

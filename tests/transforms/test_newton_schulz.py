@@ -12,6 +12,7 @@ import optax_largebatch as lb
 from optax_largebatch.transforms.orthogonalization.coefficients import PUBLISHED
 from optax_largebatch.transforms.orthogonalization.newton_schulz import newton_schulz
 from tests.conftest import enable_x64, slow_but
+from tests.helpers import first_step
 
 HEIGHT, WIDTH = 64, 192
 INDEX = np.arange(1, HEIGHT + 1)
@@ -24,6 +25,9 @@ SINGULAR_VALUES = {
 NAMES = sorted(PUBLISHED.keys() - {"aol", "deepseek_v4", "polar_express_raw"})
 """`"aol"` is for another preconditioning, and ten iterations, or those without a safety factor, are
 far from exact in 16 bits."""
+
+
+AS_A_RULE = {"preconditioning": "frobenius", "eps_is_floor": False}
 
 
 def spectra():
@@ -51,12 +55,7 @@ def error(found, exact):
 def test_sixteen_bits_are_closer_than_the_formula_as_it_is_written(name):
     """By the median over spectra; float16, which has three bits more, is six times closer."""
     coefficients = PUBLISHED[name].of(None)
-    iterations = functools.partial(
-        newton_schulz,
-        coefficients=coefficients,
-        preconditioning="frobenius",
-        eps_is_floor=False,
-    )
+    iterations = functools.partial(newton_schulz, coefficients=coefficients, **AS_A_RULE)
     short, half = (jax.jit(functools.partial(iterations, dtype=x)) for x in ("bfloat16", "float16"))
     written = jax.jit(functools.partial(as_it_is_written, coefficients=coefficients))
     eps = jnp.float32(1e-8)
@@ -82,7 +81,7 @@ def test_float16_takes_gradients_of_every_size(size):
     steps = {}
     for dtype in (None, "float16"):
         transform = lb.orthogonalize_momentum(ns_dtype=dtype)
-        steps[dtype], _ = transform.update(gradient, transform.init(gradient))
+        steps[dtype], _ = first_step(transform, gradient, gradient)
     assert error(steps["float16"], np.asarray(steps[None], "float64")) < 0.02
     assert np.all(np.asarray(steps["float16"][3]) == 0)
 
@@ -92,7 +91,7 @@ def test_any_number_of_iterations(steps):
     """The factor beside the matrix comes back to 1, or it would leave the range of the dtype."""
     matrix = jnp.asarray(next(spectra()), "float32")
     transform = lb.orthogonalize_momentum(ns_coeffs=(1.5, -0.5, 0.0), ns_steps=steps, eps=0.0)
-    found, _ = transform.update(matrix, transform.init(matrix))
+    found, _ = first_step(transform, matrix, matrix)
     with enable_x64(True):
         exact = np.asarray(as_it_is_written(jnp.asarray(matrix, float), [(1.5, -0.5, 0.0)] * steps))
     np.testing.assert_allclose(found, exact, atol=1e-5)
@@ -104,14 +103,25 @@ def test_coefficients_that_the_iteration_divides_by_are_not_near_0(coefficients)
         lb.muon(0.02, ns_coeffs=coefficients)
 
 
-def test_two_products_where_the_square_of_the_product_has_no_weight():
-    def products(name):
-        transform = lb.orthogonalize_momentum(ns_coeffs=name)
-        matrix = jnp.ones((4, 6))
-        lowered = jax.jit(transform.update).lower(matrix, transform.init(matrix))
-        return lowered.as_text().count("dot_general")
-
-    assert (products("standard"), products("cubic")) == (15, 10)
+@pytest.mark.parametrize(
+    ("shape", "settings", "products"),
+    [
+        ((4, 6), {}, 5 * 3),
+        ((4, 6), {"preconditioning": "schatten"}, 5 * 3),
+        ((4, 6), {"preconditioning": "aol"}, 5 * 3),
+        # The square of the product has no weight.
+        ((4, 6), {"ns_coeffs": "cubic"}, 5 * 2),
+        # A square matrix has no long side.
+        ((4, 7), {"ns_gram": True}, 5 * 3),
+        ((4, 8), {"ns_gram": True}, 3 + 2 * 7),
+        # An even number of iterations leaves the last alone.
+        ((4, 8), {"ns_gram": True, "ns_steps": 4}, 3 + 7 + 3),
+    ],
+)
+def test_no_product_more_than_the_iterations_need(shape, settings, products):
+    transform, matrix = lb.orthogonalize_momentum(**settings), jnp.ones(shape)
+    lowered = jax.jit(transform.update).lower(matrix, transform.init(matrix))
+    assert lowered.as_text().count("dot_general") == products
 
 
 @pytest.mark.parametrize("name", slow_but(("cans", "polar_express"), NAMES))
@@ -124,16 +134,8 @@ def test_grams_form_is_as_exact_with_fewer_multiplications(name):
     coefficients = PUBLISHED[name].of(None)
 
     def orthogonal(gram_form, dtype):
-        return jax.jit(
-            functools.partial(
-                newton_schulz,
-                coefficients=coefficients,
-                preconditioning="frobenius",
-                eps_is_floor=False,
-                dtype=dtype,
-                gram_form=gram_form,
-            )
-        )
+        settings = {"dtype": dtype, "gram_form": gram_form, **AS_A_RULE}
+        return jax.jit(functools.partial(newton_schulz, coefficients=coefficients, **settings))
 
     eps = jnp.float32(1e-8)
     errors = []
@@ -152,17 +154,3 @@ def test_grams_form_is_as_exact_with_fewer_multiplications(name):
         for way in (False, True)
     )
     assert fewer < 0.85 * usual
-
-
-def test_grams_form_leaves_out_what_gains_nothing():
-    """A square matrix has no long side; and an even number of iterations leaves the last alone."""
-
-    def products(ns_steps, shape):
-        transform = lb.orthogonalize_momentum(ns_steps=ns_steps, ns_gram=True)
-        matrix = jnp.ones(shape)
-        lowered = jax.jit(transform.update).lower(matrix, transform.init(matrix)).as_text()
-        return lowered.count("dot_general")
-
-    assert products(5, (4, 7)) == 5 * 3
-    assert products(5, (4, 8)) == 3 + 2 * 7
-    assert products(4, (4, 8)) == 3 + 7 + 3

@@ -6,6 +6,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 import pytest
 
 import optax_largebatch as lb
+from tests.helpers import first_step
 
 B2, EPS = 0.9, 1e-3
 PARAMS = {"vector": jnp.ones(3), "scalar": jnp.asarray(1.0)}
@@ -47,5 +48,5 @@ def test_layers_of_one_element_are_blocks_of_one_element():
 def test_no_epsilon_and_no_gradient():
     transform = lb.scale_by_second_moment(eps=0.0)
     gradient = jnp.array([0.0, -1e-20])
-    updates, _ = transform.update(gradient, transform.init(gradient))
+    updates, _ = first_step(transform, gradient, gradient)
     assert_array_equal(updates, [0.0, 0.0])

@@ -5,12 +5,13 @@ import re
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec
 from numpy.testing import assert_allclose
 import pytest
 
 import optax_largebatch as lb
 from tests import helpers
+from tests.helpers import first_step, mesh_of, shardings_on
 from tests.optimizers.registry import OPTIMIZERS, named
 
 pytestmark = pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax.shard_map is jax 0.7")
@@ -24,7 +25,7 @@ SPECS = {
 
 
 def mesh():
-    return jax.make_mesh((4, 2), ("fsdp", "tensor"), axis_types=(AxisType.Auto,) * 2)
+    return mesh_of(fsdp=4, tensor=2)
 
 
 def network():
@@ -60,8 +61,7 @@ def test_equals_a_single_device(name):
 
 def sent_by(optimizer, shape):
     """The text of a step in `jax.shard_map`, three of whose parameters are split."""
-    splits = {key: NamedSharding(mesh(), spec) for key, spec in SPECS.items()}
-    params = {key: jax.device_put(jnp.ones(shape), own) for key, own in splits.items()}
+    params = jax.device_put(dict.fromkeys(SPECS, jnp.ones(shape)), shardings_on(mesh(), SPECS))
     state = optimizer.init(params)
     layout = lb.optimizer_state_shardings(optimizer, params, mesh())
     specs = jax.tree.map(lambda own: own.spec, layout)
@@ -111,7 +111,7 @@ def test_wrong_specs_are_errors(case):
     optimizer, specs, message = WRONG_SPECS[case]
 
     def step(params):
-        return optimizer.update(params, optimizer.init(params), params, partition_specs=specs)[0]
+        return first_step(optimizer, params, params, partition_specs=specs)[0]
 
     split = PartitionSpec("fsdp")
     sharded = jax.shard_map(step, mesh=mesh(), in_specs=split, out_specs=split)

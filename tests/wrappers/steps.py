@@ -2,11 +2,12 @@
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 import numpy as np
 import optax
 import pytest
+
+from tests.helpers import mesh_of
 
 PARAMS = {"bias": jnp.ones(3), "kernel": jnp.ones((8, 2))}
 SPECS = {"bias": P(), "kernel": P("fsdp")}
@@ -37,7 +38,7 @@ def steps(optimizer, gradients, extra_args=None, params=PARAMS):
 
 def in_shards(function, in_specs, out_specs, check_vma=True):
     """The function on eight devices, inside `jax.shard_map`."""
-    mesh = jax.make_mesh((8,), ("fsdp",), axis_types=(AxisType.Auto,))
+    mesh = mesh_of(fsdp=8)
     specs = {"in_specs": in_specs, "out_specs": out_specs}
     return jax.jit(jax.shard_map(function, mesh=mesh, check_vma=check_vma, **specs))
 

@@ -12,18 +12,15 @@ import optax
 import pytest
 
 import optax_largebatch as lb
-from tests.conftest import as_users_have_it
-from tests.wrappers.steps import EIGHT_DEVICES, in_shards
+from tests.engine.steps import compiled_step, lowered
+from tests.helpers import drawn, first_step
+from tests.wrappers.steps import EIGHT_DEVICES, in_shards, steps
 
 PARAMS = {"kernel": jnp.arange(1.0, 7.0).reshape(2, 3), "bias": jnp.ones(3)}
 
 
-def micro_gradients(count, dtype="float32"):
-    rng = np.random.default_rng(0)
-    return [
-        jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), dtype), PARAMS)
-        for _ in range(count)
-    ]
+def micro_gradients(count):
+    return [drawn({"kernel": (2, 3), "bias": (3,)}, seed=seed) for seed in range(count)]
 
 
 @pytest.mark.parametrize(
@@ -31,25 +28,18 @@ def micro_gradients(count, dtype="float32"):
 )
 @pytest.mark.parametrize("every", [1, 3])
 def test_equals_the_inner_optimizer_on_means(inner, every):
-    optimizer = lb.accumulate_gradients(inner, every=every)
-    state, params = optimizer.init(PARAMS), PARAMS
-    inner_state, expected = inner.init(PARAMS), PARAMS
     gradients = micro_gradients(3 * every)
-    for index, gradient in enumerate(gradients):
-        before = params
-        updates, state = optimizer.update(gradient, state, params)
-        params = optax.apply_updates(params, updates)
-        if (index + 1) % every:
-            chex.assert_trees_all_equal(params, before)
-            assert state.micro_step == (index + 1) % every
-            continue
-        batch = gradients[index + 1 - every : index + 1]
-        mean = jax.tree.map(lambda *parts: sum(parts) / every, *batch)
-        updates, inner_state = inner.update(mean, inner_state, expected)
-        expected = optax.apply_updates(expected, updates)
+    means = [
+        jax.tree.map(lambda *parts: sum(parts) / every, *gradients[start : start + every])
+        for start in range(0, len(gradients), every)
+    ]
+    on_means, expected = steps(inner, means, params=PARAMS), PARAMS
+    optimizer = lb.accumulate_gradients(inner, every=every)
+    for number, (params, state) in enumerate(steps(optimizer, gradients, params=PARAMS), start=1):
+        if number % every == 0:
+            expected, _ = next(on_means)
         chex.assert_trees_all_close(params, expected, rtol=1e-5)
-        assert state.micro_step == 0
-        assert state.macro_step == (index + 1) // every
+        assert (state.macro_step, state.micro_step) == divmod(number, every)
 
 
 def test_inner_is_not_computed_between_macro_batches():
@@ -94,12 +84,9 @@ def test_nan_stays_in_its_macro_batch():
 
 def values(optimizer, micro_batches):
     """The parameter after each micro-batch: a gradient and the extra arguments of `update`."""
-    step = jax.jit(optimizer.update)
-    params = jnp.zeros(1)
-    state = optimizer.init(params)
-    for gradient, extra_args in micro_batches:
-        updates, state = step(jnp.full(1, gradient), state, params, **extra_args)
-        params = optax.apply_updates(params, updates)
+    gradients, extra_args = zip(*micro_batches, strict=True)
+    gradients = [jnp.full(1, gradient) for gradient in gradients]
+    for params, state in steps(optimizer, gradients, extra_args, jnp.zeros(1)):
         yield float(params[0]), state
 
 
@@ -165,18 +152,14 @@ def test_every_parameter_needs_a_gradient(every):
     """As in `optax.MultiSteps`: there is nothing to sum."""
     optimizer = lb.accumulate_gradients(optax.sgd(0.1), every=every)
     with pytest.raises(ValueError, match=r"sums them; that of 'bias' is None.*the same filter for"):
-        optimizer.update(PARAMS | {"bias": None}, optimizer.init(PARAMS), PARAMS)
+        first_step(optimizer, PARAMS | {"bias": None}, PARAMS)
 
 
 def loop(optimizer, has_updated):
     """A loop that was written for `optax.MultiSteps`: what it reads of the state, and the end."""
-    params, seen = PARAMS, []
-    state = optimizer.init(params)
-    for gradient in micro_gradients(5):
-        updates, state = optimizer.update(gradient, state, params)
-        params = optax.apply_updates(params, updates)
-        seen.append((int(state.mini_step), int(state.gradient_step), bool(has_updated(state))))
-    return params, seen
+    taken = [*steps(optimizer, micro_gradients(5), params=PARAMS)]
+    seen = [(int(x.mini_step), int(x.gradient_step), bool(has_updated(x))) for _, x in taken]
+    return taken[-1][0], seen
 
 
 @jax.numpy_dtype_promotion("standard")
@@ -264,35 +247,21 @@ def updated_after(optimizer, values):
 @pytest.mark.parametrize("inner", [lb.lamb(0.1), optax.sgd(0.1, 0.9)], ids=["ours", "foreign"])
 def test_waiting_copies_nothing(inner):
     """The mean lies in the place of the sum, and the updates after it; all else in its own."""
-    optimizer = lb.accumulate_gradients(inner, every=2)
     params = [jnp.zeros((512, 128)) for _ in range(16)]
-
-    def step(params, state, gradients):
-        updates, state = optimizer.update(gradients, state, params)
-        return optax.apply_updates(params, updates), state
-
-    state = jax.eval_shape(optimizer.init, params)
-    lowered = jax.jit(step, donate_argnums=(0, 1)).lower(params, state, params)
-    compiled = lowered.compile(as_users_have_it)
+    compiled = compiled_step(pairs(inner), params)
     assert not re.findall(r"f32\[512,128\]\S* copy\(", compiled.as_text())
     # On a CPU a few small arrays at a time are written before they are added.
     assert compiled.memory_analysis().temp_size_in_bytes < 0.3 * sum(x.nbytes for x in params)
 
 
-def every_second(inner):
-    return lb.accumulate_gradients(inner, every=2)
-
-
-@pytest.mark.parametrize("wrapper", [every_second, lb.skip_bad_steps, lb.dynamic_loss_scale])
+@pytest.mark.parametrize("wrapper", [pairs, lb.skip_bad_steps, lb.dynamic_loss_scale])
 def test_the_order_of_the_branches_is_kept(wrapper):
     """On a GPU all state would be copied, if XLA took the choice for one by a boolean.
 
     It puts the branch of True first then, and leaves state in its place in the first one alone.
     """
-    optimizer = wrapper(lb.lamb(0.1))
-    state = jax.eval_shape(optimizer.init, PARAMS)
-    program = jax.jit(optimizer.update).trace(PARAMS, state, PARAMS)
-    lines = program.lower(lowering_platforms=("cuda",)).as_text().splitlines()
+    (text,) = lowered(wrapper(lb.lamb(0.1)), PARAMS, "cuda")
+    lines = text.splitlines()
     (choice,) = [line for line in lines if '"stablehlo.case"' in line]
     index = re.search(r'case"\((%\d+)\)', choice)[1]
     place = lines.index(choice)
@@ -300,34 +269,6 @@ def test_the_order_of_the_branches_is_kept(wrapper):
     assert "clamp" in chosen
     waiting = lines[place + 1]
     assert "stablehlo.return" in waiting or "constant" in waiting
-
-
-def test_interrupted_anywhere_it_resumes_to_the_same_bits():
-    every = lb.values_schedule([2, 3, 1])
-    optimizer = lb.master_weights(
-        lb.dynamic_loss_scale(lb.accumulate_gradients(lb.lans(0.1), every=every))
-    )
-    rng = np.random.default_rng(0)
-    step = jax.jit(optimizer.update)
-    gradients = [gradient if i != 4 else np.inf for i, gradient in enumerate(rng.normal(size=9))]
-    counts = rng.integers(1, 9, size=9).astype("float32")
-
-    def run(carry, indices):
-        for i in indices:
-            params, state = carry
-            given = jax.tree.map(lambda x, i=i: jnp.full_like(x, gradients[i]), params)
-            updates, state = step(given, state, params, examples=counts[i], flush=i == 7)
-            with jax.numpy_dtype_promotion("standard"):
-                carry = optax.apply_updates(params, updates), state
-        return carry
-
-    params = jax.tree.map(lambda x: x.astype("bfloat16"), PARAMS)
-    start = params, optimizer.init(params)
-    expected = run(start, range(9))
-    for stop in range(1, 9):
-        stored = jax.tree.map(np.asarray, run(start, range(stop)))
-        restored = jax.tree.map(jnp.asarray, stored)
-        chex.assert_trees_all_equal(run(restored, range(stop, 9)), expected)
 
 
 @pytest.mark.parametrize(
@@ -343,7 +284,7 @@ def test_interrupted_anywhere_it_resumes_to_the_same_bits():
 def test_bad_extra_arguments(extra_args, error, message):
     optimizer = lb.accumulate_gradients(lb.lamb(0.1), every=2)
     with pytest.raises(error, match=message):
-        optimizer.update(PARAMS, optimizer.init(PARAMS), PARAMS, **extra_args)
+        first_step(optimizer, PARAMS, PARAMS, **extra_args)
 
 
 @EIGHT_DEVICES

@@ -10,9 +10,10 @@ import optax
 import pytest
 
 import optax_largebatch as lb
-from tests.helpers import compiled, trained
+from tests.engine.steps import lowered
+from tests.helpers import compiled, drawn, first_step, given, trained
 from tests.optimizers.registry import OPTIMIZERS, named
-from tests.wrappers.steps import EIGHT_DEVICES, in_shards
+from tests.wrappers.steps import EIGHT_DEVICES, in_shards, steps
 
 # `optax.apply_updates` adds a float32 update to a bfloat16 parameter.
 pytestmark = pytest.mark.usefixtures("standard_promotion")
@@ -52,29 +53,18 @@ def test_parameters_are_the_rounded_masters(dtype):
 @pytest.mark.parametrize("name", named(OPTIMIZERS))
 def test_trains_as_float32(name):
     optimizer = OPTIMIZERS[name].make()
-    rng = np.random.default_rng(0)
-    low = {
-        "kernel": jnp.asarray(rng.normal(size=(4, 3)), "bfloat16"),
-        "gain": jnp.asarray(rng.normal(), "float16"),
-    }
-    full = jax.tree.map(lambda x: x.astype("float32"), low)
-    gradients = [
-        jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype), low)
-        for _ in range(7)
-    ]
-    ours = lb.master_weights(optimizer)
-    state, full_state = ours.init(low), optimizer.init(full)
-    step, full_step = compiled(ours.update), compiled(optimizer.update)
-    for gradient in gradients:
-        updates, state = step(gradient, state, low)
-        low = optax.apply_updates(low, updates)
-        updates, full_state = full_step(
-            jax.tree.map(lambda x: x.astype("float32"), gradient), full_state, full
-        )
-        full = optax.apply_updates(full, updates)
+    params = drawn({"kernel": (4, 3)}, "bfloat16") | drawn({"gain": ()}, "float16")
+    gradients = drawn({"kernel": (7, 4, 3)}, "bfloat16", 1) | drawn({"gain": (7,)}, "float16", 1)
+
+    def after(optimizer, *arrays):
+        return compiled(lambda p, g: trained(optimizer, p, given, g)[0])(*arrays)
+
+    low, state = after(lb.master_weights(optimizer), params, gradients)
+    wide = optax.tree.cast((params, gradients), "float32")
+    full, full_state = after(optimizer, *wide)
     chex.assert_trees_all_close(state.master, full, rtol=1e-5, atol=1e-6)
     chex.assert_trees_all_equal(
-        low, jax.tree.map(lambda x, master: master.astype(x.dtype), low, state.master)
+        low, jax.tree.map(lambda x, master: master.astype(x.dtype), params, state.master)
     )
     chex.assert_trees_all_equal_shapes_and_dtypes(state.inner_state, full_state)
 
@@ -101,11 +91,9 @@ def test_leaves_without_gradient_stay():
 def test_parameters_stay_between_macro_batches():
     optimizer = lb.master_weights(lb.accumulate_gradients(lb.lamb(1e-4), every=3))
     params = jnp.linspace(-1.0, 1.0, 7).astype("bfloat16")
-    state, step = optimizer.init(params), compiled(optimizer.update)
-    for number in range(1, 7):
-        updates, state = step(jnp.cos(params), state, params)
-        new = optax.apply_updates(params, updates)
-        assert np.array_equal(new, params) or number % 3 == 0
+    taken = steps(optimizer, [jnp.cos(params)] * 6, params=params)
+    for number, (new, _) in enumerate(taken, start=1):
+        assert np.array_equal(new, params) == (number % 3 > 0)
         params = new
 
 
@@ -153,16 +141,13 @@ def test_stacked_and_split_between_devices(check_vma):
     sharded = in_shards(lambda params: train(params, specs), (specs,), (specs, specs), check_vma)
     (ours, master), (_, expected) = sharded(params), train(params)
     chex.assert_trees_all_close(master, expected, rtol=1e-5, atol=1e-5)
-    chex.assert_trees_all_equal(ours, jax.tree.map(lambda x: x.astype("bfloat16"), master))
+    chex.assert_trees_all_equal(ours, optax.tree.cast(master, "bfloat16"))
 
 
 def test_float64_masters(x64):
-    params = jnp.ones(1, "float32")
     optimizer = lb.master_weights(optax.sgd(1e-9), dtype="float64")
-    state = optimizer.init(params)
-    for _ in range(3):
-        updates, state = optimizer.update(jnp.ones(1), state, params)
-        params = optax.apply_updates(params, updates)
+    start = jnp.ones(1, "float32")
+    *_, (params, state) = steps(optimizer, [jnp.ones(1)] * 3, params=start)
     assert_allclose(1 - state.master, 3e-9, rtol=1e-6)
     assert params.dtype == jnp.float32
 
@@ -171,20 +156,9 @@ def test_strict_promotion_has_a_way():
     params = jnp.ones(3, "bfloat16")
     optimizer = lb.master_weights(lb.accumulate_momentum())
     with jax.numpy_dtype_promotion("strict"):
-        updates, state = optimizer.update(params, optimizer.init(params), params)
+        updates, state = first_step(optimizer, params, params)
         params = jax.tree.map(lambda w, u: (w.astype(u.dtype) + u).astype(w.dtype), params, updates)
     assert_array_equal(params, state.master.astype("bfloat16"))
-
-
-def test_optax_maps_masters_beside_other_trees():
-    """As trainers do it that know nothing of masters."""
-    params = {"half": jnp.ones(2, "bfloat16"), "single": jnp.ones(2)}
-    optimizer = lb.master_weights(lb.lamb(0.1))
-    mapped = optax.tree.map_params(
-        optimizer, lambda _, name: name, optimizer.init(params), {"half": "h", "single": "s"}
-    )
-    assert mapped.master == {"half": "h", "single": "s"}
-    assert mapped.inner_state[1].mu == mapped.master
 
 
 @pytest.mark.parametrize("name", ["lamb", "lans", "lars"])
@@ -192,9 +166,7 @@ def test_a_gradient_is_cast_where_it_is_read(name):
     """On a GPU a wider copy would be written and read again in each pass."""
     optimizer = lb.master_weights(getattr(lb, name)(1e-3, weight_decay=0.01))
     params = {"kernel": jax.ShapeDtypeStruct((512, 512), "bfloat16")}
-    state = jax.eval_shape(optimizer.init, params)
-    program = jax.jit(optimizer.update).trace(params, state, params)
-    text = program.lower(lowering_platforms=("cuda",)).as_text()
+    (text,) = lowered(optimizer, params, "cuda")
     main = text.split("func.func private")[0].splitlines()
     wider = [line for line in main if "convert" in line and "512x512xbf16" in line]
     assert len(wider) == 1  # the parameter, for the update is the difference to it

@@ -8,61 +8,44 @@ from flax import nnx
 from flax.training.train_state import TrainState
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 import optax
 import pytest
 
 import optax_largebatch as lb
 from tests.engine.steps import on_shards
-from tests.helpers import drawn
+from tests.helpers import drawn, first_step, mesh_of, shapes_on, shardings_on
 from tests.optimizers.registry import WRAPPERS as REGISTERED
 
 SPECS = {"bias": P(), "first": P("x", "y"), "second": P("y", "x")}
-
-
-def mesh_of_two_axes():
-    return jax.make_mesh((2, 4), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
 
 
 def network():
     return drawn({"bias": (16,), "first": (8, 16), "second": (8, 16)})
 
 
-def shardings_on(mesh):
-    return {name: NamedSharding(mesh, spec) for name, spec in SPECS.items()}
-
-
-class Recorder:
+def recorder(given):
     """A transformation that notes which specs it is given."""
 
-    def __init__(self):
-        self.given = []
-        self.transform = optax.GradientTransformationExtraArgs(self.init, self.update)
-
-    def init(self, params):
-        return optax.EmptyState()
-
-    def update(self, updates, state, params=None, *, partition_specs=None, **extra_args):
-        self.given.append(partition_specs)
+    def update(updates, state, params=None, *, partition_specs=None, **extra_args):
+        given.append(partition_specs)
         return updates, state
+
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
 
 
 @on_shards
 @pytest.mark.parametrize("told_as", ["tree", "function", "parameters", "shapes", "variables"])
 def test_a_trainer_that_passes_nothing_on_gathers_no_matrix(told_as):
     """Flax's TrainState calls `update(gradients, state, params)`."""
-    mesh = mesh_of_two_axes()
-    shardings = shardings_on(mesh)
+    shardings = shardings_on(mesh_of(x=2, y=4), SPECS)
     params = jax.device_put(network(), shardings)
-    shapes = jax.tree.map(
-        lambda x, own: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=own), params, shardings
-    )
     specs = {
         "tree": shardings,
         "function": lambda params: {x: shardings[x] for x in params},
         "parameters": params,
-        "shapes": shapes,
+        "shapes": shapes_on(params, shardings),
         "variables": {name: nnx.Param(x) for name, x in params.items()},
     }[told_as]
     optimizer = lb.with_partition_specs(lb.muon(0.02, weight_decay=0.1), specs)
@@ -96,14 +79,14 @@ AROUND = WRAPPERS | {
 @pytest.mark.parametrize("name", AROUND)
 @pytest.mark.parametrize("outside", [True, False])
 def test_the_specs_reach_the_optimizer_in_every_wrapper(name, outside):
-    recorder, around = Recorder(), AROUND[name]
+    given, around = [], AROUND[name]
     if outside:
-        optimizer = lb.with_partition_specs(around(recorder.transform), P())
+        optimizer = lb.with_partition_specs(around(recorder(given)), P())
     else:
-        optimizer = around(lb.with_partition_specs(recorder.transform, P()))
+        optimizer = around(lb.with_partition_specs(recorder(given), P()))
     params = network()
-    optimizer.update(params, optimizer.init(params), params)
-    assert recorder.given == [P()]
+    first_step(optimizer, params, params)
+    assert given == [P()]
 
 
 @pytest.mark.parametrize("name", ["average_weights", "master_weights", "stochastic_rounding"])
@@ -116,7 +99,7 @@ def test_wrappers_that_need_the_parameters(name):
 @on_shards
 def test_specs_in_the_boxes_of_nnx():
     """As MaxText has them: `nnx.get_partition_spec` leaves a Variable around each."""
-    mesh = mesh_of_two_axes()
+    mesh = mesh_of(x=2, y=4)
 
     class Model(nnx.Module):
         def __init__(self, rngs):
@@ -125,22 +108,22 @@ def test_specs_in_the_boxes_of_nnx():
 
     with jax.set_mesh(mesh):  # flax 0.12.0 does not look at the mesh of the metadata
         boxed = nnx.state(Model(nnx.Rngs(0)), nnx.Param)
-    recorder = Recorder()
+    given = []
     for specs in (nnx.get_partition_spec(boxed), nnx.get_named_sharding(boxed, mesh)):
-        optimizer = lb.with_partition_specs(recorder.transform, specs)
-        optimizer.update(boxed, optimizer.init(boxed), boxed)
-        given = recorder.given[-1]["linear"]
-        assert isinstance(given["kernel"], P | NamedSharding)
-        assert getattr(given["kernel"], "spec", given["kernel"]) == P("x", "y")
+        optimizer = lb.with_partition_specs(recorder(given), specs)
+        first_step(optimizer, boxed, boxed)
+        own = given[-1]["linear"]["kernel"]
+        assert isinstance(own, P | NamedSharding)
+        assert getattr(own, "spec", own) == P("x", "y")
 
 
 def test_what_a_call_passes_takes_precedence():
-    recorder = Recorder()
-    optimizer = lb.with_partition_specs(recorder.transform, P())
+    given = []
+    optimizer = lb.with_partition_specs(recorder(given), P())
     params = network()
-    for given in (None, P(None)):
-        optimizer.update(params, optimizer.init(params), params, partition_specs=given)
-    assert recorder.given == [P(), P(None)]
+    for passed in (None, P(None)):
+        first_step(optimizer, params, params, partition_specs=passed)
+    assert given == [P(), P(None)]
 
 
 def test_the_state_is_that_of_the_optimizer():
@@ -160,8 +143,8 @@ class Called(eqx.Module):
 
 
 def test_a_module_that_can_be_called():
-    mesh = mesh_of_two_axes()
-    params = jax.device_put(Called(jnp.ones((8, 16))), NamedSharding(mesh, P("x", "y")))
+    split = NamedSharding(mesh_of(x=2, y=4), P("x", "y"))
+    params = jax.device_put(Called(jnp.ones((8, 16))), split)
     axes = jax.tree.map(lambda x: "rows (2 columns)", params)
     optimizer = lb.with_partition_specs(lb.muon(0.1, matrix_axes=axes), params)
     jax.jit(optimizer.update)(params, optimizer.init(params), params)
@@ -178,4 +161,4 @@ def test_what_is_no_spec(specs):
     optimizer = lb.with_partition_specs(lb.lamb(0.1), lambda params: specs)
     params = network()
     with pytest.raises(TypeError, match=r"partition_specs must be a tree of .*PartitionSpec"):
-        optimizer.update(params, optimizer.init(params), params)
+        first_step(optimizer, params, params)

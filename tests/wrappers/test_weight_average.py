@@ -12,7 +12,9 @@ import pytest
 import optax_largebatch as lb
 from tests import helpers
 from tests.conftest import read_back
-from tests.wrappers.steps import EIGHT_DEVICES, in_shards
+from tests.helpers import mesh_of, shardings_on
+from tests.optimizers.registry import WRAPPERS
+from tests.wrappers.steps import EIGHT_DEVICES, in_shards, steps
 
 STEPS, HALF_LIFE = 12, 3.0
 SGD = optax.sgd(0.1)
@@ -66,13 +68,6 @@ def test_is_the_weighted_mean(half_life):
     assert state.steps == STEPS
 
 
-def test_changes_no_step():
-    average = averaging(lb.lamb(0.1))
-    _, with_average = jax.jit(lambda x: trained(average, x))(network())
-    _, without = jax.jit(lambda x: trained(lb.lamb(0.1), x))(network())
-    jax.tree.map(assert_array_equal, with_average, without)
-
-
 @EIGHT_DEVICES
 @pytest.mark.parametrize("place", ["auto", "explicit", "shard_map"])
 def test_on_a_mesh(place):
@@ -87,8 +82,8 @@ def test_on_a_mesh(place):
         average, trajectory = in_shards(run, (SPECS,), (SPECS, of_all))(network())
     else:
         kind = AxisType.Explicit if place == "explicit" else AxisType.Auto
-        mesh = jax.make_mesh((8,), ("fsdp",), axis_types=(kind,))
-        shardings = {name: NamedSharding(mesh, spec) for name, spec in SPECS.items()}
+        mesh = mesh_of(kind, fsdp=8)
+        shardings = shardings_on(mesh, SPECS)
         with jax.set_mesh(mesh):
             params = jax.device_put(network(), shardings)
             (params, state), trajectory = jax.jit(lambda x: trained(optimizer, x))(params)
@@ -121,34 +116,25 @@ def test_only_complete_macro_batches_count(optimizer):
     assert_close(lb.averaged_params(optimizer, state, params), wanted)
 
 
-LEAVING_OUT = {
-    "skip_bad_steps": lb.skip_bad_steps,
-    "dynamic_loss_scale": lambda inner: lb.dynamic_loss_scale(inner, initial_scale=1.0),
-}
-
-
 @pytest.mark.parametrize("every", [None, 2], ids=["steps", "micro-batches"])
 @pytest.mark.parametrize("side", ["inside", "outside"])
-@pytest.mark.parametrize("wrapper", LEAVING_OUT)
+@pytest.mark.parametrize("wrapper", ["skip_bad_steps", "dynamic_loss_scale"])
 def test_what_is_left_out_does_not_count(wrapper, side, every):
     """Neither a step nor a micro-batch, also not right after a step."""
     inner = SGD if every is None else lb.accumulate_gradients(SGD, every=every)
-    leaving_out = LEAVING_OUT[wrapper]
+    leaving_out = WRAPPERS[wrapper]
     optimizer = averaging(leaving_out(inner)) if side == "inside" else leaving_out(averaging(inner))
     bad = [1.0, 1.0, jnp.nan, jnp.nan, 2.0, jnp.nan, 2.0, 3.0, 3.0]
 
     def average_after(values):
-        params, state = network(), optimizer.init(network())
-        for value in values:
-            gradient = jax.tree.map(lambda x, value=value: jnp.full_like(x, value), params)
-            updates, state = jax.jit(optimizer.update)(gradient, state, params)
-            params = optax.apply_updates(params, updates)
+        gradients = [optax.tree.full_like(network(), value) for value in values]
+        *_, (params, state) = steps(optimizer, gradients, params=network())
         return lb.averaged_params(optimizer, state, params), optax.tree.get(state, "steps")
 
-    average, steps = average_after(bad)
+    average, counted = average_after(bad)
     wanted, without = average_after([x for x in bad if x == x])
     jax.tree.map(assert_array_equal, average, wanted)
-    assert steps == without == 6 // (every or 1)
+    assert counted == without == 6 // (every or 1)
 
 
 @jax.numpy_dtype_promotion("standard")
@@ -191,29 +177,8 @@ def test_goes_on_from_a_checkpoint(tmp_path):
         jax.tree.map(assert_array_equal, found, expected)
 
 
-def test_a_layer_on_a_sphere_has_the_norm_of_the_sphere():
-    params = {"layers": {"kernel": jnp.stack([jnp.eye(4), 3 * jnp.eye(4)])}, "bias": jnp.ones(4)}
-    inner = lb.muonh(0.5, stacked={"layers/": 0})
-    optimizer = lb.average_weights(inner, half_life=10)
-    (params, state), trajectory = trained(optimizer, params)
-    mean = expected(trajectory, [10] * STEPS)
-    inside = np.linalg.norm(mean["layers"]["kernel"], axis=(1, 2))
-    assert np.all(inside < np.array([1.999, 5.999]))
-    read = lb.averaged_params(optimizer, state, params)
-    on_it = np.linalg.norm(read["layers"]["kernel"], axis=(1, 2))
-    assert_allclose(on_it, [2, 6], rtol=1e-5)
-    assert_allclose(
-        read["layers"]["kernel"], mean["layers"]["kernel"] * (on_it / inside)[:, None, None], 1e-4
-    )
-    assert_allclose(read["bias"], mean["bias"], rtol=1e-5)
-
-
 SCALES = jnp.repeat(jnp.array([1.0, 3.0, 0.2]), 4)
 FUSED = {
-    "matrix_axes": (
-        lambda text: lb.muonh(0.5, matrix_axes={"kernel": text}, stacked={}),
-        "rows (3 columns)",
-    ),
     "stacked": (lambda text: lb.hyperball(0.5, stacked={"kernel": text}), "rows (3 columns)"),
     "of unequal lengths": (
         lambda text: lb.hyperball(0.5, stacked={"kernel": text}),
@@ -246,7 +211,7 @@ def test_each_matrix_in_a_parameter_has_the_norm_of_its_own_sphere(name, place):
     (params, state), _ = trained(optimizer, params)
     kinds = {"auto": AxisType.Auto, "explicit": AxisType.Explicit}
     if place in kinds:
-        mesh = jax.make_mesh((2, 4), ("x", "y"), axis_types=(kinds[place],) * 2)
+        mesh = mesh_of(kinds[place], x=2, y=4)
         params = {
             key: jax.device_put(x, NamedSharding(mesh, P("x", "y") if x.ndim > 1 else P()))
             for key, x in params.items()
@@ -260,10 +225,13 @@ def test_each_matrix_in_a_parameter_has_the_norm_of_its_own_sphere(name, place):
     assert_allclose(norms(read), norms(params), rtol=1e-5)
 
 
-def test_each_matrix_of_a_text_without_a_cut_has_its_own_norm():
+@pytest.mark.parametrize(
+    "settings",
+    [{"stacked": {"kernel": 0}}, {"matrix_axes": {"kernel": "layers rows columns"}, "stacked": {}}],
+)
+def test_each_layer_has_the_norm_of_its_own_sphere(settings):
     params = {"kernel": jnp.cos(jnp.arange(60.0)).reshape(3, 4, 5) * SCALES[::4, None, None]}
-    inner = lb.muonh(0.5, matrix_axes={"kernel": "layers rows columns"}, stacked={})
-    optimizer = averaging(inner)
+    optimizer = averaging(lb.muonh(0.5, **settings))
     (params, state), _ = trained(optimizer, params)
     read = lb.averaged_params(optimizer, state, params)
     after, before = (np.linalg.norm(x["kernel"], axis=(1, 2)) for x in (read, params))

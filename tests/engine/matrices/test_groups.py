@@ -1,8 +1,6 @@
 """Groups of devices that share a matrix step as one device does."""
 
-from collections import Counter
 import functools
-import re
 
 import chex
 import jax
@@ -14,14 +12,14 @@ from optax_largebatch import orthogonalize_momentum
 from optax_largebatch.engine.matrices import groups
 from tests.conftest import enable_x64
 from tests.engine.steps import on_shards
-from tests.helpers import drawn
+from tests.helpers import drawn, first_step, mesh_of, shardings_on
 
 AXES = ("fsdp", "tensor")
 
 
 def step(gradients, matrix_axes=None, settings=(), **specs):
     optimizer = orthogonalize_momentum(matrix_axes=matrix_axes, **dict(settings))
-    return optimizer.update(gradients, optimizer.init(gradients), **specs)[0]
+    return first_step(optimizer, gradients, gradients, **specs)[0]
 
 
 @pytest.fixture
@@ -92,9 +90,9 @@ def on_a_mesh(case, way):
     """The step of a case, compiled for its mesh by `jax.jit`, and the gradients on the mesh."""
     sizes, arrays, _ = CASES[case]
     kind = AxisType.Explicit if way == "explicit" else AxisType.Auto
-    mesh = jax.make_mesh(sizes, AXES, axis_types=(kind, kind))
+    mesh = mesh_of(kind, **dict(zip(AXES, sizes, strict=True)))
     specs = {name: spec for name, (_, spec) in arrays.items()}
-    shardings = {name: NamedSharding(mesh, spec) for name, spec in specs.items()}
+    shardings = shardings_on(mesh, specs)
     gradients, axes, _ = on_one_device(case)
     run = functools.partial(step, matrix_axes=axes)
     if way == "shard_map":
@@ -106,8 +104,13 @@ def on_a_mesh(case, way):
 
 
 @on_shards
-@pytest.mark.parametrize("way", ["specs", "shard_map", "explicit"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "way"),
+    [
+        *((case, "specs") for case in CASES),
+        *(("crossed, high and wide", way) for way in ("shard_map", "explicit")),
+    ],
+)
 def test_a_group_steps_as_one_device(case, way, sending_is_free, chosen):
     with enable_x64(True):
         run, gradients = on_a_mesh(case, way)
@@ -134,30 +137,13 @@ def test_what_a_matrix_is_divided_by_is_that_of_the_whole(
 ):
     """A singular value decomposition, for `"spectral"`, gets whole matrices."""
     settings = {"preconditioning": preconditioning, "ns_coeffs": "polar_express"}
+    split = NamedSharding(mesh_of(fsdp=8), P("fsdp"))
+    run = jax.jit(functools.partial(step, settings=settings, partition_specs=split))
     with enable_x64(True):
-        gradients, run, split = on_eight_devices(settings)
-        expected = step(gradients, settings=settings)
-        chex.assert_trees_all_close(jax.device_get(run(split)), expected, rtol=0, atol=1e-10)
+        gradients = drawn({"w": (16, 24)}, float)
+        found, expected = run(jax.device_put(gradients, split)), step(gradients, settings=settings)
+        chex.assert_trees_all_close(jax.device_get(found), expected, rtol=0, atol=1e-10)
     assert chosen == groups_chosen
-
-
-@on_shards
-def test_small_matrices_are_not_shared(chosen):
-    """Their products take less time than it would to send them."""
-    _, run, split = on_eight_devices({})
-    text = run.lower(split).compile().as_text()
-    found = Counter(re.findall(r" (all-gather|all-to-all|reduce-scatter)\(", text))
-    assert found == {"all-to-all": 2}
-    assert not chosen
-
-
-def on_eight_devices(settings):
-    """The gradient of a matrix, a step for its rows on eight devices, and the rows."""
-    mesh = jax.make_mesh((8,), ("fsdp",), axis_types=(AxisType.Auto,))
-    sharding = {"w": NamedSharding(mesh, P("fsdp"))}
-    gradients = drawn({"w": (16, 24)}, float)
-    run = jax.jit(functools.partial(step, settings=settings, partition_specs=sharding))
-    return gradients, run, jax.device_put(gradients, sharding)
 
 
 def cheapest(number, sides, axes, itemsize=2):

@@ -5,7 +5,6 @@ import re
 
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Var
-import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 import numpy as np
@@ -13,6 +12,7 @@ import pytest
 
 import optax_largebatch as lb
 from tests.engine.steps import on_shards, since_types_know_meshes
+from tests.helpers import mesh_of
 
 
 def programs_in(equation) -> Iterator[Jaxpr]:
@@ -48,16 +48,14 @@ def waits_for(jaxpr, of_inputs, found):
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_the_next_matrices_travel_during_the_work_on_these(kind):
     """They wait until these have arrived, or all would be in memory at once."""
-    mesh = jax.make_mesh((8,), ("fsdp",), axis_types=(kind,))
-    gradients = {"first": (8, 16), "second": (16, 32)}
-    specs = {name: NamedSharding(mesh, P("fsdp")) for name in gradients}
-    gradients = {
-        name: jax.ShapeDtypeStruct(shape, jnp.float32, sharding=specs[name])
-        for name, shape in gradients.items()
-    }
+    mesh = mesh_of(kind, fsdp=8)
+    split = NamedSharding(mesh, P("fsdp"))
+    gradients = [
+        jax.ShapeDtypeStruct(shape, "float32", sharding=split) for shape in ((8, 16), (16, 32))
+    ]
     optimizer = lb.orthogonalize_momentum()
     state = jax.eval_shape(optimizer.init, gradients)
-    told = {"partition_specs": specs} if kind == AxisType.Auto else {}
+    told = {"partition_specs": split} if kind == AxisType.Auto else {}
     traced = jax.make_jaxpr(lambda g, s: optimizer.update(g, s, **told))(gradients, state)
     found = []
     waits_for(traced.jaxpr, [frozenset()] * len(traced.jaxpr.invars), found)
@@ -79,8 +77,7 @@ def test_the_next_matrices_travel_during_the_work_on_these(kind):
 )
 def test_the_compiler_gathers_no_matrix_that_is_split_along_both_axes(axes, shape, spec):
     """Nobody tells the step how the stack is split."""
-    kinds = (AxisType.Auto,) * len(axes)
-    mesh = jax.make_mesh(tuple(axes.values()), tuple(axes), axis_types=kinds)
+    mesh = mesh_of(**axes)
     stacked = lb.stacked_layers({"kernel": tuple(range(len(shape) - 2))})
     optimizer = lb.orthogonalize_momentum(stacked=stacked)
     whole = {"kernel": jax.random.normal(jax.random.key(0), shape)}

@@ -4,7 +4,6 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType
 import numpy as np
 import pytest
 
@@ -54,10 +53,6 @@ def examples(key, number):
         name: jax.random.normal(keys[name], (number, *leaf.shape)) * spread(name)[None]
         for name, leaf in network().items()
     }
-
-
-def mesh(*names, shape=(PARTS,)):
-    return jax.make_mesh(shape, names, axis_types=(AxisType.Auto,) * len(names))
 
 
 def skewed(key, shape):

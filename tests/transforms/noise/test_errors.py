@@ -7,13 +7,14 @@ import optax
 import pytest
 
 import optax_largebatch as lb
-from tests.transforms.noise.quadratic import mesh, needs_shard_map
+from tests.helpers import first_step, mesh_of
+from tests.transforms.noise.quadratic import needs_shard_map
 
 
 def test_says_the_three_ways_where_there_are_no_small_batches():
     optimizer, params = lb.chain(lb.measure_noise_scale(), lb.lamb(0.1)), jnp.ones(3)
     with pytest.raises(ValueError, match="small_batches must be given") as caught:
-        optimizer.update(params, optimizer.init(params), params)
+        first_step(optimizer, params, params)
     for way in ("accumulate_gradients(", "small_batches_of_devices(", "small_batches_of_examples("):
         assert way in str(caught.value)
 
@@ -98,7 +99,7 @@ def test_what_must_be_the_same_on_all_devices(mistake):
         when = jnp.all(own > 0) if mistake == "when" else True
         return lb.small_batches_of_devices(own, jnp.ones(1), axis_name="data", mean=mean, when=when)
 
-    run = jax.shard_map(parts, mesh=mesh("data"), in_specs=P("data"), out_specs=P())
+    run = jax.shard_map(parts, mesh=mesh_of(data=8), in_specs=P("data"), out_specs=P())
     with pytest.raises(ValueError, match=message):
         run(jnp.ones(8))
 
@@ -120,6 +121,7 @@ def test_gradients_that_are_summed_over_the_devices_already(mistake):
             jax.grad(loss)(params), params, axis_name="data", mean=params
         )
 
-    run = jax.shard_map(parts, mesh=mesh("data"), in_specs=({"w": split}, P("data")), out_specs=P())
+    in_specs = {"w": split}, P("data")
+    run = jax.shard_map(parts, mesh=mesh_of(data=8), in_specs=in_specs, out_specs=P())
     with pytest.raises(ValueError, match=message):
         run({"w": jnp.ones(8)}, jnp.ones(8))

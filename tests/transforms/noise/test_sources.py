@@ -1,10 +1,8 @@
-"""The noise scale from micro-batches, devices and examples, where it is known."""
+"""The noise scale from micro-batches and examples, where it is known."""
 
 import functools
 
 import jax
-import jax.numpy as jnp
-from jax.sharding import PartitionSpec as P
 import numpy as np
 from numpy.testing import assert_allclose, assert_array_equal
 import pytest
@@ -18,8 +16,6 @@ from tests.transforms.noise.quadratic import (
     examples,
     loss,
     mean_loss,
-    mesh,
-    needs_shard_map,
     network,
     spread,
     truth,
@@ -37,11 +33,6 @@ def final(step, state):
     return jax.lax.scan(body, state, jax.random.split(jax.random.key(1), STEPS))[0]
 
 
-def parted(batch):
-    return jax.tree.map(lambda x: x.reshape(PARTS, SIZE, *x.shape[1:]), batch)
-
-
-@functools.cache
 def from_micro_batches():
     params, watch = network(), lb.measure_noise_scale(stacked=STACKED)
     optimizer = lb.accumulate_gradients(watch, every=PARTS, small_batches=True, stacked=STACKED)
@@ -51,46 +42,10 @@ def from_micro_batches():
             gradients = jax.grad(mean_loss)(params, part)
             return optimizer.update(gradients, state, params, examples=SIZE)[1], None
 
-        return jax.lax.scan(micro, state, parted(batch))[0]
+        parts = jax.tree.map(lambda x: x.reshape(PARTS, SIZE, *x.shape[1:]), batch)
+        return jax.lax.scan(micro, state, parts)[0]
 
     return jax.jit(lambda state: final(step, state))(optimizer.init(params))
-
-
-def of_devices(own, params, state, when=True):
-    """The state after a step of which each device has gradients of its own."""
-    mean = jax.lax.pmean(own, "data")
-    parts = lb.small_batches_of_devices(
-        own, params, axis_name="data", batch_size=SIZE, mean=mean, when=when, stacked=STACKED
-    )
-    optimizer = lb.measure_noise_scale(stacked=STACKED)
-    return optimizer.update(mean, state, params, small_batches=parts)[1]
-
-
-@functools.cache
-def from_devices():
-    params, optimizer = network(), lb.measure_noise_scale(stacked=STACKED)
-
-    def step(state, batch):
-        own = jax.tree.map(lambda x: x[jax.lax.axis_index("data")], parted(batch))
-        apart = jax.lax.pcast(params, "data", to="varying")
-        return of_devices(jax.grad(mean_loss)(apart, own), params, state)
-
-    run = jax.shard_map(
-        lambda state: final(step, state), mesh=mesh("data"), in_specs=P(), out_specs=P()
-    )
-    return jax.jit(run)(optimizer.init(params))
-
-
-def from_pmap():
-    params, optimizer = network(), lb.measure_noise_scale(stacked=STACKED)
-
-    def step(state, batch):
-        own = jax.tree.map(lambda x: x[jax.lax.axis_index("data")], parted(batch))
-        return of_devices(jax.grad(mean_loss)(params, own), params, state)
-
-    run = jax.pmap(lambda state, _: final(step, state), axis_name="data", in_axes=(None, 0))
-    states = run(optimizer.init(params), jnp.zeros(PARTS))
-    return jax.tree.map(lambda x: x[0], states)
 
 
 @functools.cache
@@ -106,15 +61,7 @@ def from_examples(stacked=STACKED):
     return jax.jit(lambda state: final(step, state))(optimizer.init(params))
 
 
-SOURCES = {
-    "micro-batches": from_micro_batches,
-    "devices": pytest.param(from_devices, marks=[needs_shard_map, pytest.mark.slow]),
-    "devices of pmap": pytest.param(from_pmap, marks=[needs_shard_map, pytest.mark.slow]),
-    "examples": from_examples,
-}
-
-
-@pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
+@pytest.mark.parametrize("source", [from_micro_batches, from_examples])
 def test_is_within_a_tenth_of_the_truth_after_200_steps(source):
     params, state = network(), source()
     whole = lb.noise_scale(state)
@@ -128,12 +75,6 @@ def test_is_within_a_tenth_of_the_truth_after_200_steps(source):
         assert_allclose(layers[name].noise_scale, truth([name]), rtol=0.2)
     expected = [truth(["layers"], layer) for layer in range(4)]
     assert_allclose(layers["layers"].noise_scale, expected, rtol=0.2)
-
-
-@needs_shard_map
-def test_eight_devices_give_the_number_of_one():
-    one, eight = (lb.noise_scale(source()) for source in (from_micro_batches, from_devices))
-    jax.tree.map(lambda x, y: assert_allclose(x, y, rtol=1e-4), one, eight)
 
 
 def test_layers_of_a_stack_have_the_numbers_of_layers_apart():

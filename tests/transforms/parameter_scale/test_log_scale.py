@@ -7,6 +7,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 import pytest
 
 import optax_largebatch as lb
+from tests.helpers import first_step
 
 STEPS = 12
 
@@ -50,7 +51,7 @@ def change(size, gradient, **settings):
     """The relative change of a tensor of the given size; without bounds it would be 0.5."""
     params = size * jnp.array([1.0, -1.0])
     transform = lb.learn_log_scale(1.0, b2=0.0, speed=0.5, rms_bounds=(0.1, 2.0), **settings)
-    updates, _ = transform.update(gradient * params, transform.init(params), params)
+    updates, _ = first_step(transform, gradient * params, params)
     return float(updates[0] / params[0])
 
 
@@ -58,12 +59,9 @@ def change(size, gradient, **settings):
     ("size", "gradient", "settings", "expected"),
     [
         (1.0, -1, {}, 0.5),
-        (1.0, 1, {}, -0.5),
         (1.0, -1, {"max_change": 0.1}, 0.1),
-        (1.0, 1, {"max_change": 0.1}, -0.1),
         (1.6, -1, {}, 0.25),
         (1.0, 0, {}, 0.0),
-        (4.0, 1, {}, -0.5),
         (4.0, -1, {}, -0.5),
         (0.05, -1, {}, 0.0),
         (0.05, 1, {}, 0.0),
@@ -80,6 +78,6 @@ def test_a_tensor_of_zeros_and_one_of_one_element_have_no_scale():
     params = {"zeros": jnp.zeros(3), "one": jnp.ones(1)}
     transform = lb.learn_log_scale(1.0, rms_bounds=(None, 3.0))
     ones = jax.tree.map(jnp.ones_like, params)
-    updates, _ = transform.update(ones, transform.init(params), params)
+    updates, _ = first_step(transform, ones, params)
     assert_array_equal(updates["zeros"], 0)
     assert_array_equal(updates["one"], 0)

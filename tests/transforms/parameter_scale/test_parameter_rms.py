@@ -5,6 +5,7 @@ from numpy.testing import assert_allclose
 import pytest
 
 import optax_largebatch as lb
+from tests.helpers import first_step
 
 PARAMS = {"big": 6 * jnp.array([1.0, -1.0]), "zero": jnp.zeros(2), "scalar": jnp.asarray(5.0)}
 ONES = {name: jnp.ones_like(leaf) for name, leaf in PARAMS.items()}
@@ -12,7 +13,7 @@ ONES = {name: jnp.ones_like(leaf) for name, leaf in PARAMS.items()}
 
 def factors(**settings):
     transform = lb.scale_by_parameter_rms(**settings)
-    return transform.update(ONES, transform.init(PARAMS), PARAMS)[0]
+    return first_step(transform, ONES, PARAMS)[0]
 
 
 @pytest.mark.parametrize(
