@@ -37,15 +37,10 @@ def test_is_a_script_of_benchmarks():
 @pytest.mark.parametrize("trees", TREES_OF, ids=" ".join)
 @pytest.mark.parametrize(("module", "options"), COMMANDS, ids=[x for x, _ in COMMANDS])
 def test_a_benchmark_takes_its_options(module, options, trees, monkeypatch):
-    values = {"${trees[@]}": shlex.join(trees), "${trees[0]}": trees[0]}
-    values |= {"${switched[@]}": "small"}
-    values |= {
-        "$layers": "1",
-        "$width": "32",
-        "$turns": "4",
-        "$batch": "8",
-        "${trained[@]}": "muon muonh",
-    }
+    values = {
+        "${trees[@]}": shlex.join(trees), "${trees[0]}": trees[0], "${switched[@]}": "small",
+        "${trained[@]}": "muon muonh", "$layers": "1", "$width": "32", "$turns": "4", "$batch": "8",
+    }  # fmt: skip
     for variable, value in values.items():
         options = options.replace(f'"{variable}"', value)
     parse = argparse.ArgumentParser.parse_args
