@@ -3,6 +3,7 @@
 import csv
 import os
 from pathlib import Path
+import re
 import subprocess
 import sys
 
@@ -210,9 +211,6 @@ def test_a_text_that_is_too_short_is_an_error(tmp_path):
     ],
 )
 def test_wrong_arguments_are_named(arguments, argument, got, tmp_path, capsys):
-    with pytest.raises(SystemExit) as stopped:
+    with pytest.raises(SystemExit, match="2"):
         pretrain.main([*SMALL.split(), "--output", str(tmp_path), *arguments.split()])
-    message = capsys.readouterr().err.splitlines()[-1]
-    assert stopped.value.code == 2
-    assert f"argument {argument}: " in message
-    assert got in message
+    assert re.search(f"argument {argument}: .*{got}.*$", capsys.readouterr().err)
