@@ -209,14 +209,6 @@ def test_an_average_goes_on(name, carrier, tmp_path):
     assert optax.tree.get(adopted, "steps") == STEPS
 
 
-def test_the_average_of_masters_goes_on():
-    params = jax.tree.map(lambda x: (x / 3).astype("bfloat16"), PARAMS)
-    optimizer = lb.master_weights(averaging(LAMB))
-    state = state_after(optimizer, params)
-    adopted = lb.adopt_state(optimizer, params, state)
-    chex.assert_trees_all_equal(adopted.inner_state.average, state.inner_state.average)
-
-
 def test_a_first_average_counts_the_steps_of_the_run():
     """Its half-life may be a schedule of them. It begins with the weights of the next step."""
     asked = []
@@ -283,16 +275,16 @@ def moments_of_neurons(state):
     return [x for node in nodes for x in jax.tree.leaves(node.fields["nu"])]
 
 
-@pytest.mark.parametrize("carrier", ["typed", "without types"])
 @pytest.mark.parametrize("tree", TREES)
 @pytest.mark.parametrize("name", NEURONS)
-def test_moments_of_neurons_go_on(name, tree, carrier):
+def test_moments_of_neurons_go_on(name, tree):
     optimizer, params = NEURONS[name], TREES[tree]
     state = state_after(optimizer, params)
-    adopted = lb.adopt_state(optimizer, params, CARRIERS[carrier](state, None))
     before = moments_of_neurons(state)
     assert all(jnp.all(x > 0) for x in before)
-    chex.assert_trees_all_equal(moments_of_neurons(adopted), before)
+    for carried in (state, as_orbax(state)):
+        adopted = lb.adopt_state(optimizer, params, carried)
+        chex.assert_trees_all_equal(moments_of_neurons(adopted), before)
 
 
 def test_moments_of_neurons_go_to_the_parameters_that_they_are_of():
