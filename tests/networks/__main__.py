@@ -32,10 +32,6 @@ def main():
     for kind in KINDS:
         cells = [sum(each.kind == kind for each in column) for column in table.values()]
         print(_line(f"{kind}, {sum(cells)} in all", cells))
-    asked = [tuple(each.arguments) for each in table["planned_optimizer"] if each.arguments]
-    counts = collections.Counter(name for names in asked for name in names)
-    listed = ", ".join(f"{name} {count}" for name, count in counts.most_common())
-    print(f"planned_optimizer asks {len(asked)} of {len(NAMES)} networks: {listed}")
 
 
 def _line(name, cells):

@@ -158,11 +158,9 @@ class Network:
 
 def _leaves(entry):
     """The arrays of a line of a file, but no more than `ALIKE`."""
-    path, repeat = entry["path"], entry.get("repeat", [[]])
-    fields = {key: entry[key] for key in ("init", "kind")}
-    fields |= {key: entry[key] for key in ("fused", "stem", "complex_pair") if key in entry}
-    shape, axes = tuple(entry["shape"]), tuple(entry["axes"].split())
-    return [Leaf(_filled(path, values), shape, axes=axes, **fields) for values in repeat[:ALIKE]]
+    fields = entry | {"shape": tuple(entry["shape"]), "axes": tuple(entry["axes"].split())}
+    path, repeat = fields.pop("path"), fields.pop("repeat", [[]])
+    return [Leaf(_filled(path, values), **fields) for values in repeat[:ALIKE]]
 
 
 def _filled(path, values):

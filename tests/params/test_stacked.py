@@ -1,6 +1,5 @@
 """Which axes of which parameters run over layers."""
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -41,33 +40,6 @@ def test_every_form_gives_the_same_axes(form):
     assert stacked.sizes(PARAMS) == [6, 1, 3, 3]
 
 
-@pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="flax's scan fails on jax 0.6")
-@pytest.mark.parametrize("axis", [0, 1])
-def test_metadata_of_a_linen_scan(axis):
-    class Block(nn.Module):
-        @nn.compact
-        def __call__(self, x, _):
-            kernel = nn.with_partitioning(nn.initializers.ones_init(), ("in", "out"))
-            return nn.Dense(4, kernel_init=kernel)(x), None
-
-    class Network(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            layers = nn.scan(
-                Block,
-                variable_axes={"params": axis},
-                split_rngs={"params": True},
-                length=3,
-                metadata_params={nn.PARTITION_NAME: "layers"},
-            )
-            x, _ = layers(name="layers")(x, None)
-            return nn.Dense(2, name="head")(x)
-
-    boxed = Network().init(jax.random.key(0), jnp.ones((1, 4)))["params"]
-    for tree in (boxed, nn.unbox(boxed)):
-        assert lb.stacked_layers({"layers/": axis}).axes(tree) == [(), (), (axis,), (axis,)]
-
-
 def test_rules_and_mask_functions_see_one_layer():
     """A stack of biases has two axes, and none of them is a matrix."""
     stacked = lb.stacked_layers({"layers/bias": 0})
@@ -103,26 +75,6 @@ def test_each_layer_is_centralised_by_itself():
     for layer in range(2):
         expected, _ = apart.update(gradients[layer], apart.init(gradients[layer]))
         np.testing.assert_allclose(updates[layer], expected, rtol=1e-6)
-
-
-def test_one_norm_for_layers_that_differ_a_hundredfold_moves_the_smallest_fifty_times_too_far():
-    """A constructed case; the guide on stacked layers has a measured one."""
-    keys = jax.random.split(jax.random.key(0))
-    sizes = jnp.array([0.1, 1.0, 3.0, 10.0])[:, None, None]
-    layers = 0.01 * sizes * jax.random.normal(keys[0], (4, 64, 64))
-    gradients = jax.random.normal(keys[1], (4, 64, 64))
-
-    def step(optimizer, params, gradients):
-        return optimizer.update(gradients, optimizer.init(params), params)[0]
-
-    apart = np.stack(step(lb.lamb(0.1), list(layers), list(gradients)))
-    for stacked, farther in (
-        (None, [52, 5.2, 1.7, 0.52]),
-        (lb.stacked_layers(lambda params: 0), [1, 1, 1, 1]),
-    ):
-        together = step(lb.lamb(0.1, stacked=stacked), layers, gradients)
-        lengths = [np.linalg.norm(own, axis=(1, 2)) for own in (together, apart)]
-        np.testing.assert_allclose(lengths[0] / lengths[1], farther, rtol=0.04)
 
 
 def test_among_masked_parameters():
@@ -185,11 +137,3 @@ def test_an_optimizer_takes_the_patterns_alone(name):
     whole = entry.known(matrix_axes={"kernel": ((0, 1), 2)})
     apart = jax.eval_shape(entry.make(stacked={}, **whole).init, params)
     assert short != apart or name in ("eve", "muon")  # which keep no numbers of blocks
-
-
-def test_other_stacks_than_at_init_are_an_error():
-    params = {"layers": jnp.ones((3, 4))}
-    state = lb.lamb(0.1).init(params)
-    stacked = lb.lamb(0.1, stacked=lb.stacked_layers({"layers": 0}))
-    with pytest.raises(ValueError, match=r"shape \(1,\), and the parameters have 3 blocks"):
-        stacked.update(params, state, params)
