@@ -82,13 +82,11 @@ def test_warns_of_a_rate_at_which_the_law_failed(optimizer, highest):
 def test_the_length_of_the_run():
     """Four times the batch and nine times the examples."""
     run = tuned(b1=0.98)
-    long = moved(run, 1024, times=9)
-    assert long["learning_rate"] == pytest.approx(2e-3 * 9**-0.32)
-    assert long["b1"] == pytest.approx(1 - 0.02 * 4 / 3)
-    assert long["eps"] == pytest.approx(1e-8 * math.sqrt(9 / 4))
-    # The timescale of the decay as a part of the run, B / (rate decay examples).
-    before, after = 256 / (1e-3 * 0.1), 1024 / (long["learning_rate"] * long["weight_decay"] * 9)
-    assert after == pytest.approx(before)
+    rate = 2e-3 * 9**-0.32
+    # The timescale of the decay stays the same part of the run: B / (rate decay examples).
+    expected = {"learning_rate": rate, "weight_decay": 1e-4 * 4 / 9 / rate, "b2": 0.999**4}
+    expected |= {"b1": 1 - 0.02 * 4 / 3, "eps": 1e-8 * 9**0.5 / 4**0.5}
+    assert moved(run, 1024, times=9) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -101,24 +99,15 @@ def test_decay_moves_by_its_kind(kind, expected):
 
 @pytest.mark.parametrize(
     ("b1", "b2", "batch", "expected"),
-    [(0.9, 0.999, 8192, (0.7, 0.968491)), (0.6, 0.94, 8192, (0.6, 0.94)),
+    [(0.9, 0.999, 8192, (0.7, 0.999**32)), (0.6, 0.94, 8192, (0.6, 0.94)),
      (0.95, 0.999, 1 << 20, (0.7, 0.95)), (0.995, 0.99999, 64, (0.995, 0.99999)),
-     (0.9, 0.999, 8, (0.99, 0.9999)), (0.9, 0.999, 256, (0.9, 0.999))],
+     (0.9, 0.999, 8, (0.99, 0.9999)), (0.9, 0.999, 256, (0.9, 0.999)),
+     (0.0, 0.9, 255, (1 / 256, 0.9 ** (255 / 256))), (0.62, 0.9, 64, (0.905, 0.9**0.25)),
+     (0.0, 0.9, 1, (0.99, 0.9 ** (1 / 256))), (0.9975, 0.99999, 1 << 20, (0.7, 0.99999**4096)),
+     (0.9975, 0.99999, 257, (0.997490234375, 0.99999 ** (257 / 256)))],
 )  # fmt: skip
 def test_bounds(b1, b2, batch, expected):
-    """They stop what moves, and do not pull what was beyond them."""
-    after = moved(tuned(b1=b1, b2=b2), batch)
-    assert (after["b1"], after["b2"]) == pytest.approx(expected, abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("b1", "b2", "batch", "expected"),
-    [(0.0, 0.9, 255, (1 / 256, 0.9 ** (255 / 256))), (0.0, 0.9, 128, (0.5, 0.9**0.5)),
-     (0.62, 0.9, 64, (0.905, 0.9**0.25)), (0.0, 0.9, 1, (0.99, 0.9 ** (1 / 256))),
-     (0.9975, 0.99999, 257, (0.997490234375, 0.99999 ** (257 / 256))),
-     (0.9975, 0.99999, 1 << 20, (0.7, 0.99999**4096))],
-)  # fmt: skip
-def test_from_beyond_a_bound_the_law_leads_back_without_a_jump(b1, b2, batch, expected):
+    """They stop what moves, and from beyond them the law leads back without a jump."""
     after = moved(tuned(b1=b1, b2=b2), batch)
     assert (after["b1"], after["b2"]) == pytest.approx(expected, abs=1e-9)
 
@@ -164,7 +153,6 @@ def test_a_stage_has_the_numbers_of_a_constant_batch(optimizer, law, old, batche
         for name in run.numbers.keys() - {"eps"}:
             expected = ramp.moved(stage.batch_size)[name].value
             assert float(getattr(ramp, name)(stage.first_step)) == pytest.approx(expected)
-            assert float(getattr(one, name)(0)) == pytest.approx(expected)
         factor = one.moved(stage.batch_size)["weight_decay"].value
         assert float(ramp.weight_decay(stage.first_step)) == pytest.approx(0.1 * factor)
     if "eps" in run.numbers:
