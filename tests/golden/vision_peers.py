@@ -199,13 +199,7 @@ def transformer_xl_jitlamb(case, own):
     )
 
 
-def lamb(
-    case,
-    own,
-    decayed,
-    adapted=None,
-    **settings,
-):
+def lamb(case, own, decayed, adapted=None, **settings):
     """LAMB with the numbers of a run."""
     return lb.lamb(
         lb.values_schedule(case["rates"]),
