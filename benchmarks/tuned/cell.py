@@ -5,6 +5,7 @@ it had not been.
 """
 
 from collections.abc import Iterator, Sequence
+import functools
 import math
 from typing import NamedTuple
 
@@ -78,14 +79,14 @@ class Cell:
         first = self.budget.search_seeds[0]
         return {x: self.results[Job("search", x, first)].validation for x in self.space}
 
-    @property
+    @functools.cached_property
     def finalists(self) -> list[Settings]:
         """The best trials by the first seed."""
         searched = self.searched
         ranked = sorted(searched, key=lambda own: _or_infinite(searched[own]))
         return ranked[: self.budget.finalists]
 
-    @property
+    @functools.cached_property
     def chosen(self) -> Settings:
         """The finalist with the least validation loss, in the mean over the seeds of the search."""
         searched, further = self.searched, self.budget.search_seeds[1:]

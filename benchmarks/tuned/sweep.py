@@ -98,6 +98,6 @@ def sweep(
                 jobs = [(job.settings, job.seed) for job in left]
                 for job, losses in zip(left, run(workload.plans[cell.batches], jobs), strict=True):
                     cell.results[job] = losses
-                    place = (cell.optimizer, cell.batches, job.role)
-                    append(path, Row(*place, *job.settings, job.seed, *losses))
+                    role, settings, seed = job
+                    append(path, Row(cell.optimizer, cell.batches, role, *settings, seed, *losses))
                     progress.update()
