@@ -3,7 +3,6 @@
 import argparse
 import importlib
 import os
-from pathlib import Path
 import re
 import shlex
 import subprocess
@@ -12,8 +11,8 @@ import sys
 import pytest
 
 from benchmarks.harness.trees import TREES
+from tests.size import ROOT
 
-ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "benchmarks" / "on_a_gpu.sh"
 TEXT = SCRIPT.read_text().replace("\\\n", " ")
 COMMANDS = re.findall(r"^part \d+ (benchmarks\.\w+) (.*)", TEXT, re.MULTILINE)

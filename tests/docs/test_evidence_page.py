@@ -1,7 +1,6 @@
 """The pages say what the committed trials of the main protocol say."""
 
 import itertools
-from pathlib import Path
 import re
 
 import numpy as np
@@ -14,8 +13,8 @@ from benchmarks.tuned.sweep import committed
 from benchmarks.tuned.workloads import BERT, OPTIMIZERS, WORKLOADS
 from docs import draw_evidence, write_evidence
 from docs.write_evidence import RUNS, tuned
+from tests.size import ROOT
 
-ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "evidence.md").read_text()
 PAGE = " ".join(TEXT.split())
 SIZES = ("32", "128", "512", "2048")

@@ -1,16 +1,16 @@
 """The code of each guide is a program, and prints what the guide says."""
 
-from pathlib import Path
 import re
 
 import jax
 import pytest
 
+from tests.conftest import slow_but
 from tests.processes import printed_by
+from tests.size import ROOT
 
 pytestmark = pytest.mark.skipif(jax.__version_info__ < (0, 8), reason="specs print otherwise")
 
-ROOT = Path(__file__).parents[2]
 GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
 PAGES = [
     *GUIDES,
@@ -19,7 +19,6 @@ PAGES = [
     ROOT / "docs" / "stability.md",
     ROOT / "README.md",
 ]
-FAST = ("README",)
 BLOCK = re.compile(
     r"^```(?:python|diff)\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.DOTALL | re.MULTILINE
 )
@@ -50,13 +49,7 @@ def test_the_readme_is_short():
     assert len(diff.splitlines()) <= 15
 
 
-@pytest.mark.parametrize(
-    "guide",
-    [
-        pytest.param(page, id=page.stem, marks=() if page.stem in FAST else pytest.mark.slow)
-        for page in PAGES
-    ],
-)
+@pytest.mark.parametrize("guide", slow_but(PAGES[-1:], PAGES), ids=lambda page: page.stem)
 def test_prints_what_it_says(guide):
     blocks = [(after(code), text) for code, text in BLOCK.findall(guide.read_text())]
     program = "".join(f"{code}\nprint({END!r})\n" for code, _ in blocks)

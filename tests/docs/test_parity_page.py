@@ -1,13 +1,13 @@
 """The table of parity has the recorded runs that there are, and their differences."""
 
-from pathlib import Path
 import re
 
 import pytest
 
 from docs.write_parity import Row, measured, recorded, written
+from tests.size import ROOT
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = ROOT / "docs"
 PAGE = (DOCS / "parity.md").read_text()
 LINE = re.compile(r"^\| (.+?) \| (float\d\d) \| (.+?) \| (\d.+?) \|$", re.M)
 

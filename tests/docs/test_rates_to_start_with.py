@@ -1,13 +1,13 @@
 """The rates to start with have the reasons that the pages give."""
 
-from pathlib import Path
 import statistics
 
 from docs.write_evidence import OPTIMIZERS, tuned
 import optax_largebatch as lb
 from optax_largebatch.recipes.catalogue import published, rows
+from tests.size import ROOT
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = ROOT / "docs"
 LAMB, GUIDE, MUONH = (
     " ".join((DOCS / page).read_text().split())
     for page in ("algorithms/lamb.md", "guides/from_adamw_to_16k.md", "algorithms/muonh.md")

@@ -2,7 +2,6 @@
 
 import ast
 import inspect
-from pathlib import Path
 import re
 from typing import NamedTuple
 
@@ -10,8 +9,9 @@ import pytest
 
 import optax_largebatch as lb
 from tests.optimizers.registry import OPTIMIZERS
+from tests.size import ROOT
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = ROOT / "docs"
 ALGORITHMS = sorted((DOCS / "algorithms").glob("*.md"))
 WITH_DEFAULTS = [DOCS / "coming_from.md", *ALGORITHMS]
 OURS = re.compile(r"here(?:, in `(\w+)`)?|argument(?: of `(\w+)`)?")

@@ -1,13 +1,13 @@
 """The tables of each page are what the scripts write."""
 
-from pathlib import Path
 import re
 
 import pytest
 
 from docs import write_evidence, write_measured, write_networks, write_recipes
+from tests.size import ROOT
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = ROOT / "docs"
 PAGES = [
     # Every network with every optimizer is slow.
     pytest.param(script, page, marks=[pytest.mark.slow] * (script is write_networks))

@@ -2,7 +2,6 @@
 
 import functools
 import os
-from pathlib import Path
 import re
 
 import jax
@@ -10,8 +9,8 @@ import numpy as np
 import pytest
 
 from tests import processes
+from tests.size import ROOT
 
-ROOT = Path(__file__).parents[2]
 DEVICES = '("jax_num_cpu_devices", 8)'
 
 NEEDS_SET_MESH = pytest.mark.skipif(not hasattr(jax, "set_mesh"), reason="it needs jax.set_mesh")

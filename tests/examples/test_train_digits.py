@@ -4,7 +4,6 @@ import csv
 import itertools
 import math
 import os
-from pathlib import Path
 import re
 import subprocess
 import sys
@@ -20,12 +19,11 @@ import comparison
 import digits
 import optax_largebatch as lb
 from tests.conftest import slow_but
+from tests.size import ROOT
 import train_digits
 import tune_digits
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
-
-ROOT = Path(__file__).parents[2]
 
 
 def options(text, output):

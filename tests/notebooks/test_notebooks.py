@@ -1,17 +1,16 @@
 """Each notebook runs from its first cell to its last, and comes to the numbers that it tells of."""
 
 import importlib.util
-from pathlib import Path
 import re
 import tomllib
 
 import pytest
 
 from tests.notebooks.key_numbers import KEY_NUMBERS
+from tests.size import ROOT
 
 nbformat = pytest.importorskip("nbformat")
 run_notebooks = pytest.importorskip("docs.run_notebooks")
-ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 ADDRESS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
 
