@@ -153,16 +153,6 @@ def test_lengths_are_the_tokens_of_the_sources():
     assert planned == phase2 + planned // 20 == pytest.approx(10.07e12, rel=1e-3)
 
 
-def test_numbers_of_marins_67b_follow_from_its_rules():
-    """heuristic_muonh.py, and the rates at which its cooldowns left the schedule."""
-    one, two = recipe_of("phase1"), recipe_of("phase2")
-    assert one.eps == pytest.approx(9.676e-18 * math.sqrt(300_000))
-    assert two.eps == pytest.approx(9.676e-18 * math.sqrt(157_500))
-    assert one.schedule()(15_000) == pytest.approx(float(two.schedule()(0)), rel=1e-3)
-    assert two.schedule()(39_000 - 15_000) == pytest.approx(0.004270, rel=1e-4)
-    assert two.schedule()(102_000 - 15_000) == pytest.approx(0.002140, rel=5e-4)
-
-
 SMALL = {
     "embed": (7, 4), "layer/kernel": (4, 6), "layer/bias": (6,), "out/kernel": (6, 4),
     "norm/scale": (4,), "head": (4, 7),

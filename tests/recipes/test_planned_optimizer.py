@@ -8,6 +8,7 @@ import optax
 import pytest
 
 import optax_largebatch as lb
+from tests import helpers
 from tests.conftest import slow_but
 
 PARAMS = {
@@ -66,12 +67,10 @@ def by_hand(optimizer, plan):
 
 
 def trained(optimizer, calls):
-    params, state = PARAMS, optimizer.init(PARAMS)
-    for call in range(calls):
-        gradients = jax.tree.map(lambda x, call=call: jnp.cos(x + call), params)
-        updates, state = optimizer.update(gradients, state, params)
-        params = optax.apply_updates(params, updates)
-    return params
+    def gradients(params, call):
+        return jax.tree.map(lambda x: jnp.cos(x + call), params)
+
+    return helpers.trained(optimizer, PARAMS, gradients, jnp.arange(calls, dtype=float))[0][0]
 
 
 OPTIMIZERS = ("adamw", "lamb", "lans", "lars", "sgd", "muon", "muonh", "adamh")
