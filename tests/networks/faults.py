@@ -56,8 +56,8 @@ def _faults_of_matrices(optimizer, leaf, moved):
 
 
 def _must_be_moved_as_a_matrix(optimizer, leaf):
-    """Whether Adam's steps are wrong; on a sphere they are the way out of zero."""
-    may_be_left = leaf.starts_at_zero and optimizer != "muon"
+    """Whether Adam's steps are wrong; a matrix that starts at zero is often a last layer."""
+    may_be_left = leaf.init == "zeros" and optimizer != "muon"
     return leaf.is_matrix and not leaf.stem and not may_be_left
 
 

@@ -6,6 +6,7 @@ import pytest
 
 import optax_largebatch as lb
 from optax_largebatch.params.ends import between_ends
+from optax_largebatch.plans.tuned_run import FAMILIES
 from tests.params.selection import selected, shapes
 
 LAYER = {"up": {"kernel": (8, 32)}, "down": {"kernel": (32, 8)}}
@@ -53,9 +54,9 @@ def test_asks_where_a_matrix_may_be_an_end(tree, asks, such_as):
 def test_a_network_without_biases_and_scales():
     """The rule that leaves vectors out is chosen here, so it may select nothing."""
     ones = jax.tree.map(lambda x: jnp.ones(x.shape), shapes({"embed": (99, 8), "h": LAYER}))
-    for family in ("adamw", "lamb", "lans", "lars", "muon", "muonh", "sgd"):
-        decay = {} if family == "muonh" else {"weight_decay": 0.1}
-        run = lb.TunedRun(family, batch_size=8, total=800, learning_rate=0.1, **decay)
+    for family in FAMILIES:
+        decay = 0.1 * (family not in ("muonh", "adamh"))
+        run = lb.TunedRun(family, batch_size=8, total=800, learning_rate=0.1, weight_decay=decay)
         plan = lb.batch_plan(16, total=800, run=run)
         lb.planned_optimizer(plan, ones).init(ones)
         for rule in (lambda params: False, ~lb.at_least_ndim(0), {"embed": True, "h": False}):

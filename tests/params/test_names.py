@@ -65,10 +65,8 @@ def test_one_name_where_arrays_are_hidden(hidden):
 @pytest.mark.parametrize(
     ("params", "expected"),
     [
-        ({"layers": [MATRIX]}, ["layers/0"]),
         ({"layers": (MATRIX, VECTOR)}, ["layers/0", "layers/1"]),
         ({"layers": [{"bias": Wrapped(VECTOR)}]}, ["layers/0/bias"]),
-        ({"layers": [Wrapped(MATRIX), Wrapped(VECTOR)]}, ["layers/0", "layers/1"]),
         ({"layers": Wrapped(MATRIX, VECTOR)}, ["layers/0", "layers/1"]),
         ({"layer": Attention(MATRIX)}, ["layer/value"]),
         ({"layers": Wrapped(MATRIX, None)}, ["layers/0"]),

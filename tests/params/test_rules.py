@@ -42,7 +42,6 @@ EVERYTHING = {
         (lb.matching("gain") | lb.matching("embed"), {"gain", "embed"}),
         (~lb.matching("bias"), EVERYTHING - {"layers/0/dense/bias", "norm/bias"}),
     ],
-    ids=lambda value: repr(value) if isinstance(value, lb.Rule) else "",
 )
 def test_selects(rule, expected):
     assert selected(rule, PARAMS) == expected
