@@ -83,15 +83,15 @@ def fitted(critical):
     return lb.fit_critical_batch_size(batches, [100 * (1 + critical / b) for b in batches])
 
 
-def noisy(scale):
-    return lb.NoiseScale(*map(jnp.asarray, (scale, scale / 2, scale * 2, 1.0, 1.0)))
+def within(measured, largest_batch=10**6, batch_size=100, **settings):
+    growth = lb.within_critical_batch_size(
+        measured, batch_size=batch_size, largest_batch=largest_batch, **settings
+    )
+    return lb.batch_plan(growth, total=20_000)
 
 
 def test_within_what_was_measured():
-    growth = lb.within_critical_batch_size(
-        {"1k": fitted(300.0), "4k": 500, "9k": fitted(1100.0)}, batch_size=100, largest_batch=700
-    )
-    plan = lb.batch_plan(growth, total=20_000)
+    plan = within({"1k": fitted(300.0), "4k": 500, "9k": fitted(1100.0)}, largest_batch=700)
     # 100, at most 300: 200; 500: 400; 1100, but at most 700: 400 still.
     assert [stage[1:] for stage in plan.stages] == [(0, 100), (1000, 200), (4000, 400)]
     assert "measured at 3 places" in plan.note
@@ -100,28 +100,20 @@ def test_within_what_was_measured():
 
 def test_above_the_critical_batch_and_never_back():
     measured = {0: 150.0, 1000: 401, 2000: 90}
-    plan = lb.batch_plan(
-        lb.within_critical_batch_size(measured, batch_size=100, largest_batch=10**6), total=4000
-    )
-    assert sizes(plan) == [100, 400]
-    growth = lb.within_critical_batch_size(measured, batch_size=100, largest_batch=10**6, times=2)
-    assert sizes(lb.batch_plan(growth, total=4000)) == [200, 800]
+    assert sizes(within(measured)) == [100, 400]
+    assert sizes(within(measured, times=2)) == [200, 800]
 
 
 def test_places_at_the_end_and_without_bound():
-    measured = {0: float("inf"), 4000: 10**6}
-    growth = lb.within_critical_batch_size(measured, batch_size=100, largest_batch=800)
-    assert sizes(lb.batch_plan(growth, total=4000)) == [800]
-    later = lb.within_critical_batch_size({4000: 10**6}, batch_size=100, largest_batch=800)
-    assert sizes(lb.batch_plan(later, total=4000)) == [100]
+    assert sizes(within({0: float("inf"), 20_000: 10**6}, 800)) == [800]
+    assert sizes(within({20_000: 10**6}, 800)) == [100]
     for tiny in ({0: 1e-320}, {0: 1e-320, 10: 5.0}):
-        never = lb.within_critical_batch_size(tiny, batch_size=100, largest_batch=800, times=1e-9)
-        assert sizes(lb.batch_plan(never, total=4000)) == [100]
+        assert sizes(within(tiny, times=1e-9)) == [100]
 
 
 def test_a_noise_scale_is_labelled_as_a_hint():
-    growth = lb.within_critical_batch_size({1000: noisy(500.0)}, batch_size=64, largest_batch=256)
-    plan = lb.batch_plan(growth, total=4000)
+    noise = lb.NoiseScale(*map(jnp.asarray, (500.0, 250.0, 1000.0, 1.0, 1.0)))
+    plan = within({1000: noise}, 256, batch_size=64)
     assert sizes(plan) == [64, 256]
     assert "hint" in str(plan)
 
@@ -137,4 +129,4 @@ def test_a_noise_scale_is_labelled_as_a_hint():
 )
 def test_refuses(measured, words):
     with pytest.raises((TypeError, ValueError), match=words):
-        lb.within_critical_batch_size(measured, batch_size=64, largest_batch=256)
+        within(measured)

@@ -159,29 +159,19 @@ def test_a_stage_has_the_numbers_of_a_constant_batch(optimizer, law, old, batche
         assert ramp.eps == ramp.moved(ramp.stages[-1].batch_size)["eps"].value
 
 
-def test_legew_keeps_the_steps_of_the_warm_up():
-    plan = lb.batch_plan(1024, total=4_096_000, run=tuned("lamb"), law="legew")
+@pytest.mark.parametrize("tokens", [1, 16])
+def test_legew_keeps_the_steps_of_the_warm_up(tokens):
+    total = 4_096_000 * tokens
+    run = tuned("lamb", total=total, learning_rate=lb.PlannedRate(1e-3, warmup=total // 16))
+    by_legew = {"total": total, "sequence_length": tokens, "law": "legew"}
+    plan = lb.batch_plan(1024, run=run, **by_legew)
     rates = [float(plan.learning_rate(step)) for step in (500, 1000, 1100)]
     assert rates[:2] == pytest.approx([1e-3, 2e-3], rel=1e-5)
     assert rates[2] < 2e-3
     with pytest.raises(ValueError, match=r"legew keeps the 1000 steps .* the run has 250 of 16384"):
-        lb.batch_plan(16384, total=4_096_000, run=tuned("lamb"), law="legew")
-
-
-def test_legew_counts_tokens():
-    tokens = 16
-    rate = lb.PlannedRate(1e-3, warmup=256_000 * tokens)
-    run = tuned("lamb", total=4_096_000 * tokens, learning_rate=rate)
-    plan = lb.batch_plan(
-        1024, total=4_096_000 * tokens, sequence_length=tokens, run=run, law="legew"
-    )
-    assert float(plan.learning_rate(1000)) == pytest.approx(2e-3, rel=1e-5)
-    with pytest.raises(ValueError, match=r"legew keeps the 1000 steps .* the run has 250 of 16384"):
-        dataclasses.replace(plan, stages=(lb.Stage(0, 0, 16384),), total_steps=250)
+        lb.batch_plan(16384, run=run, **by_legew)
     with pytest.raises(ValueError, match="learning_rate must be a PlannedRate for 'legew'"):
-        lb.batch_plan(
-            1024, total=10**6, run=tuned("lamb", learning_rate=lambda seen: seen), law="legew"
-        )
+        lb.batch_plan(1024, run=tuned("lamb", learning_rate=lambda seen: seen), **by_legew)
 
 
 def test_warmup_stable_decay():
@@ -325,7 +315,6 @@ def test_a_batch_size_for_the_length_of_a_run():
     [
         (512, 1e38, 9.0),
         (512, 1e-300, -5.0),
-        (512, 1e38, 1.0),
         (2, 2.0, 62.0),
         pytest.param(10**400, 1, 0.5, id="no float"),
     ],
