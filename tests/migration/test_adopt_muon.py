@@ -10,20 +10,20 @@ import pytest
 
 import optax_largebatch as lb
 from tests.conftest import enable_x64
+from tests.helpers import trained
 from tests.migration.switches import CONTRIB, HEAD, MUON, MUONH, PARAMS, SCHEDULE, state_after
 from tests.optimizers.test_muon import CONVOLUTION, STACKED, network, numbers_of_optax, theirs
 
 STEPS = 5
 
 
-def go_on(optimizer, params, state, first, count):
+def go_on(optimizer, params, state, first):
     """The parameters and the state after some more updates."""
-    update = jax.jit(optimizer.update)
-    for index in range(first, first + count):
-        gradients = jax.tree.map(lambda x, at=index: 0.3 * x + jnp.cos(3 * x + at), params)
-        updates, state = update(gradients, state, params)
-        params = optax.apply_updates(params, updates)
-    return params, state
+
+    def gradients(params, step):
+        return jax.tree.map(lambda x: 0.3 * x + jnp.cos(3 * x + step), params)
+
+    return trained(optimizer, params, gradients, jnp.arange(first, first + STEPS), state)[0]
 
 
 @theirs
@@ -35,12 +35,12 @@ def test_a_run_goes_on_as_that_of_optax_would(ours_first):
     before, after = (ours, peer) if ours_first else (peer, ours)
     with enable_x64(True):
         params = network("float64")
-        halfway, state = go_on(peer, params, peer.init(params), 0, STEPS)
-        expected, expected_state = go_on(peer, halfway, state, STEPS, STEPS)
-        params, state = go_on(before, params, before.init(params), 0, STEPS)
+        halfway, state = go_on(peer, params, peer.init(params), 0)
+        expected, expected_state = go_on(peer, halfway, state, STEPS)
+        params, state = go_on(before, params, before.init(params), 0)
         adopted = lb.adopt_state(after, params, state, old_optimizer=before)
         chex.assert_trees_all_equal_structs(adopted, after.init(params))
-        params, state = go_on(after, params, adopted, STEPS, STEPS)
+        params, state = go_on(after, params, adopted, STEPS)
         chex.assert_trees_all_close(params, expected, rtol=0, atol=1e-12)
         if ours_first:
             chex.assert_trees_all_close(state, expected_state, rtol=0, atol=1e-12)
