@@ -246,8 +246,9 @@ def learned_gradient(
 
 def _translate(peer, case, dialects):
     if dialects is not None:
-        translation = muon_peers if peer == "muon_peers" else vision_peers
-        return translation.optimizer(case, dialects[case["dialect"]]["defaults"])
+        name = case["dialect"]
+        build = (muon_peers.DIALECTS | vision_peers.DIALECTS)[name]
+        return build(case, dialects[name]["defaults"] | case["kwargs"])
     optimizer, kwargs = case["optimizer"], dict(case["kwargs"])
     if peer.startswith("mxnet"):
         return mxnet(optimizer, kwargs)

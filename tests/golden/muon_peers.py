@@ -57,11 +57,6 @@ def reason(name, case):
     return NOT_REPLAYED.get(case["dialect"]) or RUNS_NOT_REPLAYED.get(name)
 
 
-def optimizer(case, defaults):
-    """The optimizer of a recorded run; `defaults` are those of its dialect."""
-    return DIALECTS[case["dialect"]](case, defaults | case["kwargs"])
-
-
 def names(case, defaults):
     """What the calls in docs/dialects.md name, as it was in a recorded run."""
     own = defaults | case["kwargs"]
