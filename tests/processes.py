@@ -1,11 +1,37 @@
-"""Several processes that make one program of JAX, as hosts would."""
+"""Programs in processes of their own: alone, or several that make one program, as hosts would."""
 
+import contextlib
 import os
 from pathlib import Path
+import signal
 import socket
 import subprocess
+import sys
+import tempfile
 
 ROOT = Path(__file__).parents[1]
+
+
+def printed_by(program, flags="", seconds=120):
+    """What a program prints, with these flags of XLA; a warning in it is an error."""
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-W", "error", "-c", program],
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": str(ROOT), "XLA_FLAGS": flags},
+            stdout=output,
+            stderr=errors,
+            start_new_session=True,
+        )
+        try:
+            code = process.wait(timeout=seconds)
+        finally:  # with the processes that it may have started
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        output.seek(0)
+        errors.seek(0)
+        assert code == 0, errors.read()
+        return output.read()
 
 
 def free_address():

@@ -42,6 +42,7 @@ class Examples(NamedTuple):
     masked: jax.Array  # (examples, length // STRETCH), positions
 
 
+@functools.cache
 def library_text() -> dict[str, np.ndarray]:
     """The bytes of the standard library's files in three parts, each file once, as its hash says.
 

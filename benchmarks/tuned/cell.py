@@ -5,6 +5,7 @@ it had not been.
 """
 
 from collections.abc import Iterator, Sequence
+import functools
 import math
 from typing import NamedTuple
 
@@ -78,23 +79,21 @@ class Cell:
         first = self.budget.search_seeds[0]
         return {x: self.results[Job("search", x, first)].validation for x in self.space}
 
-    @property
+    @functools.cached_property
     def finalists(self) -> list[Settings]:
         """The best trials by the first seed."""
-        first = self.budget.search_seeds[0]
-        ranked = sorted(
-            self.space, key=lambda own: _or_infinite(self.results[Job("search", own, first)])
-        )
+        searched = self.searched
+        ranked = sorted(searched, key=lambda own: _or_infinite(searched[own]))
         return ranked[: self.budget.finalists]
 
-    @property
+    @functools.cached_property
     def chosen(self) -> Settings:
         """The finalist with the least validation loss, in the mean over the seeds of the search."""
-        first, *further = self.budget.search_seeds
+        searched, further = self.searched, self.budget.search_seeds[1:]
 
         def score(own: Settings) -> float:
-            again = [self.results[Job("again", own, seed)] for seed in further]
-            return sum(map(_or_infinite, [self.results[Job("search", own, first)], *again]))
+            again = [self.results[Job("again", own, seed)].validation for seed in further]
+            return sum(map(_or_infinite, [searched[own], *again]))
 
         return min(self.finalists, key=score)
 
@@ -106,15 +105,11 @@ class Cell:
     def losses(self, settings: Settings, role: str) -> dict[int, float]:
         """The test losses of these settings by seed."""
         return {
-            job.seed: _finite_or_infinite(own.test)
+            job.seed: _or_infinite(own.test)
             for job, own in self.results.items()
             if job.role == role and job.settings == settings
         }
 
 
-def _or_infinite(losses: Losses) -> float:
-    return _finite_or_infinite(losses.validation)
-
-
-def _finite_or_infinite(loss: float) -> float:
+def _or_infinite(loss: float) -> float:
     return loss if math.isfinite(loss) else math.inf

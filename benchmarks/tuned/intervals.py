@@ -1,6 +1,7 @@
 """Differences between two optimizers that were run with the same seeds."""
 
 from collections.abc import Iterable, Mapping, Sequence
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ import numpy as np
 from optax_largebatch.diagnostics.noise_scale import student_quantile
 
 CONFIDENCE = 0.95
+quantile_of = functools.cache(student_quantile)
 
 
 class Difference(NamedTuple):
@@ -43,7 +45,7 @@ def difference(own: Mapping[int, float], other: Mapping[int, float]) -> Differen
     mean = float(apart.mean())
     if not math.isfinite(mean):
         return Difference(mean, -math.inf, math.inf)
-    quantile = float(student_quantile((1 + CONFIDENCE) / 2, len(apart) - 1))
+    quantile = float(quantile_of((1 + CONFIDENCE) / 2, len(apart) - 1))
     reach = quantile * float(apart.std(ddof=1)) / math.sqrt(len(apart))
     return Difference(mean, mean - reach, mean + reach)
 

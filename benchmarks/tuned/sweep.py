@@ -1,6 +1,7 @@
 """Runs what is left of a workload, one line of a table for each run."""
 
 from collections.abc import Callable
+import itertools
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,19 +53,21 @@ def committed(workload: Workload) -> list[Row]:
 
 def cells_of(workload: Workload, rows: list[Row]) -> dict[tuple[str, str], Cell]:
     """The cells of a workload, by optimizer and batches, with what has been run."""
-    tried = {place: [] for place in workload.cells()}
+    runs = {place: [] for place in workload.cells()}
     for row in rows:
-        if row.role == "search":
-            tried[row.optimizer, row.batches].append(row.job.settings)
-    cells = {place: Cell(workload, *place, settings) for place, settings in tried.items()}
-    for row in rows:
-        cell = cells[row.optimizer, row.batches]
-        if [row.job] != cell.left[:1]:
-            raise ValueError(
-                f"{row.optimizer} with batches {row.batches} of {workload.name} has a run that is "
-                f"not the next of its budget: {row}."
-            )
-        cell.results[row.job] = Losses(row.validation_loss, row.test_loss)
+        runs[row.optimizer, row.batches].append(row)
+    cells = {}
+    for place, own in runs.items():
+        tried = [row.job.settings for row in own if row.role == "search"]
+        cells[place] = cell = Cell(workload, *place, tried)
+        jobs = itertools.chain.from_iterable(cell.parts())
+        for row in own:
+            if row.job != next(jobs, None):
+                raise ValueError(
+                    f"{row.optimizer} with batches {row.batches} of {workload.name} has a run that "
+                    f"is not the next of its budget: {row}."
+                )
+            cell.results[row.job] = Losses(row.validation_loss, row.test_loss)
     return cells
 
 
@@ -95,6 +98,6 @@ def sweep(
                 jobs = [(job.settings, job.seed) for job in left]
                 for job, losses in zip(left, run(workload.plans[cell.batches], jobs), strict=True):
                     cell.results[job] = losses
-                    place = (cell.optimizer, cell.batches, job.role)
-                    append(path, Row(*place, *job.settings, job.seed, *losses))
+                    role, settings, seed = job
+                    append(path, Row(cell.optimizer, cell.batches, role, *settings, seed, *losses))
                     progress.update()

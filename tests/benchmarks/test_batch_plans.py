@@ -1,7 +1,6 @@
 """Seesaw ends where the constant batch ends, on a quadratic whose expected loss is exact."""
 
 import itertools
-from pathlib import Path
 import subprocess
 import sys
 
@@ -13,8 +12,8 @@ from benchmarks import batch_plans
 from benchmarks.batch_plans import CURVATURES, NOISE
 from benchmarks.harness.results import read
 import optax_largebatch as lb
+from tests.size import ROOT
 
-ROOT = Path(__file__).parents[2]
 COMMITTED = ROOT / "benchmarks" / "results" / "batch_plans.csv"
 PAGE = ROOT / "docs" / "guides" / "choosing_a_batch_size.md"
 ROWS = read(COMMITTED, batch_plans.Row)

@@ -1,13 +1,13 @@
 """The benchmarks run as modules and as files, and write the tables that are committed."""
 
 import os
-from pathlib import Path
 import subprocess
 import sys
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.size import ROOT
+
 COMMITTED = ROOT / "benchmarks" / "results"
 
 

@@ -1,15 +1,12 @@
 """The committed programs of Muon are as good as they should be."""
 
-import csv
-from pathlib import Path
-
 import pytest
 
 from benchmarks.compiled_muon import CASES, OPTIMIZERS, failures
+from docs.write_measured import read
 
-RESULTS = Path(__file__).parents[2] / "benchmarks/results/compiled/compiled_muon.csv"
 GATHERED = ("24 layers stacked, 4 x 2", "experts stacked, 2 x 2 x 2")
-ROWS = list(csv.DictReader(RESULTS.read_text().splitlines()))
+ROWS = read("compiled/compiled_muon.csv")
 
 
 def test_what_is_committed_is_allowed():

@@ -3,7 +3,6 @@
 import argparse
 import importlib
 import os
-from pathlib import Path
 import re
 import shlex
 import subprocess
@@ -12,8 +11,8 @@ import sys
 import pytest
 
 from benchmarks.harness.trees import TREES
+from tests.size import ROOT
 
-ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "benchmarks" / "on_a_gpu.sh"
 TEXT = SCRIPT.read_text().replace("\\\n", " ")
 COMMANDS = re.findall(r"^part \d+ (benchmarks\.\w+) (.*)", TEXT, re.MULTILINE)
@@ -37,15 +36,10 @@ def test_is_a_script_of_benchmarks():
 @pytest.mark.parametrize("trees", TREES_OF, ids=" ".join)
 @pytest.mark.parametrize(("module", "options"), COMMANDS, ids=[x for x, _ in COMMANDS])
 def test_a_benchmark_takes_its_options(module, options, trees, monkeypatch):
-    values = {"${trees[@]}": shlex.join(trees), "${trees[0]}": trees[0]}
-    values |= {"${switched[@]}": "small"}
-    values |= {
-        "$layers": "1",
-        "$width": "32",
-        "$turns": "4",
-        "$batch": "8",
-        "${trained[@]}": "muon muonh",
-    }
+    values = {
+        "${trees[@]}": shlex.join(trees), "${trees[0]}": trees[0], "${switched[@]}": "small",
+        "${trained[@]}": "muon muonh", "$layers": "1", "$width": "32", "$turns": "4", "$batch": "8",
+    }  # fmt: skip
     for variable, value in values.items():
         options = options.replace(f'"{variable}"', value)
     parse = argparse.ArgumentParser.parse_args

@@ -1,6 +1,5 @@
 """The protocol with an optimizer and a task that no table of ours has: those of the guide."""
 
-from pathlib import Path
 import re
 
 import pytest
@@ -10,10 +9,11 @@ from benchmarks.harness.results import RUNS, read
 from benchmarks.tuned import __main__ as tuned
 from benchmarks.tuned.workloads import WORKLOADS, workloads_in
 from optax_largebatch.plans.law import LAWS, Power
+from tests.size import ROOT
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
-GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "compare_your_optimizer.md"
+GUIDE = ROOT / "docs" / "guides" / "compare_your_optimizer.md"
 SHORT = {"trials=16": "trials=4", "32: 128": "32: 8", "128: 32": "128: 4"}
 
 

@@ -1,14 +1,11 @@
 """The engine's README.md says what each switch of a place is worth, as it was compiled."""
 
-import csv
-from pathlib import Path
 import re
 
 from benchmarks.compiled_step.switches import PLANS, lines_of_readme, switches_of
+from docs.write_measured import ROOT, read
 
-ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "benchmarks" / "results" / "compiled" / "switches.csv"
-ROWS = list(csv.DictReader(RESULTS.read_text().splitlines()))
+ROWS = read("compiled/switches.csv")
 
 
 def test_each_switch_that_is_on_was_compiled_without():

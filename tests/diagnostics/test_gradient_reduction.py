@@ -8,7 +8,7 @@ from numpy.testing import assert_allclose
 import pytest
 
 import optax_largebatch as lb
-from tests.wrappers.steps import EIGHT_DEVICES, in_shards
+from tests.wrappers.steps import EIGHT_DEVICES
 
 pytestmark = EIGHT_DEVICES
 
@@ -42,21 +42,3 @@ def test_tells_sums_from_means(reduction, check_vma):
     in_specs = (specs, specs, P("data"))
     check = jax.shard_map(scale, mesh=mesh, in_specs=in_specs, out_specs=P(), check_vma=check_vma)
     assert_allclose(jax.jit(check)(params, gradients, examples), factor, rtol=1e-5)
-
-
-def test_what_shard_map_gives_is_the_sum():
-    """The trap itself: parameters that all devices share, a loss of each device's examples."""
-
-    def scales(params, examples):
-        def loss(params):
-            return jnp.mean(jnp.square(examples - params["w"]))
-
-        summed = jax.grad(loss)(params)
-        mean = jax.tree.map(lambda g: g / 8, summed)
-        return tuple(
-            lb.check_gradient_reduction(loss, params, g, axis_name="fsdp") for g in (summed, mean)
-        )
-
-    check = in_shards(scales, (P(), P("fsdp")), (P(), P()))
-    summed, mean = check({"w": jnp.ones(())}, jnp.arange(16.0))
-    assert_allclose((summed, mean), (8, 1), rtol=1e-5)

@@ -13,45 +13,39 @@ CURVATURE = np.geomspace(0.02, 1.0, 400)
 BATCHES = (4, 16, 64, 256, 1024)
 
 
-def expected_loss(curvature, rate, batch, step):
-    shrink = (1 - rate * curvature) ** 2
-    floor = rate**2 * curvature / batch / (1 - shrink)
-    return 0.5 * np.sum(curvature * (shrink**step * (1 - floor) + floor))
+TARGET = 0.025 * CURVATURE.sum()
 
 
-def exact_steps(curvature, batch, target, rates):
+def expected_losses(rate, batch):
+    """After each of 400 steps."""
+    shrink = (1 - rate * CURVATURE) ** 2
+    floor = rate**2 * CURVATURE / batch / (1 - shrink)
+    steps = np.arange(400)[:, None]
+    return 0.5 * (shrink**steps * (1 - floor) + floor) @ CURVATURE
+
+
+def exact_steps(batch):
     """The least steps in which the expected loss falls to the target, over all rates."""
-    best = np.inf
-    for rate in rates:
-        step = next(
-            (t for t in range(1, 400) if expected_loss(curvature, rate, batch, t) <= target), None
-        )
-        if step is not None:
-            before, after = (expected_loss(curvature, rate, batch, t) for t in (step - 1, step))
-            best = min(best, step - 1 + (before - target) / (before - after))
-    return best
+    curves = [expected_losses(rate, batch) for rate in np.geomspace(0.05, 1.99, 300)]
+    return min(arrival(own, range(400), TARGET, smoothing=0) for own in curves)
 
 
-def least_examples(curvature, target):
+def least_examples():
     times = np.geomspace(1, 1000, 4000)
-    decayed = np.exp(-2 * np.outer(times, curvature))
-    room = target - 0.5 * decayed @ curvature
-    noise = 0.25 * (1 - decayed) @ curvature
-    return np.min(times[room > 0] * noise[room > 0] / room[room > 0])
+    decayed = np.exp(-2 * np.outer(times, CURVATURE))
+    room = TARGET - 0.5 * decayed @ CURVATURE
+    noise = 0.25 * (1 - decayed) @ CURVATURE
+    return np.min((times * noise / room)[room > 0])
 
 
-def noisy_quadratic(curvature):
-    """The loss, and the loss of a batch whose gradient has the curvature as its covariance."""
-    h = jnp.asarray(curvature, jnp.float32)
+def quadratic(w):
+    return 0.5 * jnp.sum(jnp.asarray(CURVATURE, w.dtype) * w**2)
 
-    def quadratic(w):
-        return 0.5 * jnp.sum(h * w**2)
 
-    def loss(w, key, batch_size):
-        mean_noise = jax.random.normal(key, w.shape) * jnp.sqrt(h / batch_size)
-        return quadratic(w) + mean_noise @ w
-
-    return quadratic, loss
+def noisy_quadratic(w, key, batch_size):
+    """The loss of a batch whose gradient has the curvature as its covariance."""
+    deviation = jnp.sqrt(jnp.asarray(CURVATURE, w.dtype) / batch_size)
+    return quadratic(w) + jax.random.normal(key, w.shape) * deviation @ w
 
 
 @pytest.mark.slow
@@ -79,27 +73,16 @@ def test_critical_batch_size_of_a_noisy_quadratic():
 
     Nothing of the fit is in it.
     """
-    quadratic, loss = noisy_quadratic(CURVATURE)
-    target = 0.05 * 0.5 * CURVATURE.sum()
     measured = lb.measure_critical_batch_size(
-        jnp.ones(400), loss, optax.sgd,
+        jnp.ones(400), noisy_quadratic, optax.sgd,
         batch_sizes=BATCHES, learning_rates=np.geomspace(0.15, 1.85, 16).tolist(),
-        evaluate=quadratic, target=target, max_steps=1000, runs=4,
+        evaluate=quadratic, target=TARGET, max_steps=1000, runs=4,
     )  # fmt: skip
-    fit = measured.fit
-    rates = np.geomspace(0.05, 1.99, 300)
-    least_steps = exact_steps(CURVATURE, np.inf, target, rates)
-    critical = least_examples(CURVATURE, target) / least_steps
-    exact = [exact_steps(CURVATURE, batch, target, rates) for batch in BATCHES]
-    low, high = fit.interval
-    print(f"critical batch size: exact {critical:.1f}, measured {fit.critical_batch_size:.1f}")
-    print(f"90% of the runs: {low:.1f} to {high:.1f}; S_min {least_steps:.2f}, {fit.minimum_steps}")
-    print(f"steps: exact {np.round(exact, 2)}, measured {measured.best_steps.mean(axis=1)}")
-
-    assert_allclose(fit.critical_batch_size, critical, rtol=0.2)
-    assert_allclose(measured.best_steps.mean(axis=1), exact, rtol=0.1)
+    critical, (low, high) = measured.fit.critical_batch_size, measured.fit.interval
+    assert_allclose(critical, least_examples() / exact_steps(np.inf), rtol=0.2)
+    assert_allclose(measured.best_steps.mean(axis=1), [*map(exact_steps, BATCHES)], rtol=0.1)
     assert not any(measured.at_edge)
-    assert low < fit.critical_batch_size < high < 1.3 * low
+    assert low < critical < high < 1.3 * low
 
 
 def slope(params, key, batch_size):

@@ -1,14 +1,13 @@
 """One address of the repository, that of pyproject.toml, wherever it is written."""
 
-from pathlib import Path
 import re
 import tomllib
 
 import pytest
 
 import optax_largebatch as lb
+from tests.size import ROOT
 
-ROOT = Path(__file__).parents[2]
 ADDRESS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
 OURS = re.compile(r"github\.com/(optax-largebatch/[\w-]+)|colab[\w./]+?/github/([\w-]+/[\w-]+)")
 INSTALLS = [ROOT / "README.md", *sorted((ROOT / "notebooks").glob("*.ipynb"))]

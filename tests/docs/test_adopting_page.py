@@ -2,14 +2,14 @@
 
 import ast
 import inspect
-from pathlib import Path
 import re
 
 import pytest
 
 import optax_largebatch as lb
+from tests.size import ROOT
 
-PAGE = (Path(__file__).parents[2] / "docs" / "guides" / "adopting.md").read_text()
+PAGE = (ROOT / "docs" / "guides" / "adopting.md").read_text()
 RECIPES = re.findall(r"^```\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
 
 

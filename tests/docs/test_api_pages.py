@@ -2,13 +2,13 @@
 
 from collections import Counter
 import inspect
-from pathlib import Path
 import re
 
 import optax_largebatch as lb
 from optax_largebatch import engine, testing
+from tests.size import ROOT
 
-PAGES = sorted((Path(__file__).parents[2] / "docs" / "api").glob("*.md"))
+PAGES = sorted((ROOT / "docs" / "api").glob("*.md"))
 ENTRY = re.compile(r"^\.\. (currentmodule|auto\w+):: ([\w.]+)$", re.MULTILINE)
 
 

@@ -1,14 +1,14 @@
 """Each cell of the table of changes is what the page says."""
 
-from pathlib import Path
 import re
 
 import pytest
 
 from tests.conftest import enable_x64
 from tests.migration.changes import CHANGES, OPTIMIZERS, cost
+from tests.size import ROOT
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = ROOT / "docs"
 PAGE = (DOCS / "guides/changing_a_run.md").read_text()
 ROWS = re.findall(r"^\| .* \| .* \| (.*) \|$", PAGE.partition("<!-- end of changes")[0], re.M)
 QUICK = dict.fromkeys(CHANGES, "adamw") | {

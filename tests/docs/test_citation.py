@@ -1,13 +1,12 @@
 """The citation is of this version."""
 
-from pathlib import Path
 import re
 
 import pytest
 
 import optax_largebatch as lb
+from tests.size import ROOT
 
-ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "CITATION.cff").read_text()
 PAGES = sorted((ROOT / "docs" / "algorithms").glob("*.md"))
 

@@ -1,7 +1,6 @@
 """The table of the largest singular values that Newton-Schulz iterations leave."""
 
 import functools
-import pathlib
 import re
 
 import pytest
@@ -10,8 +9,9 @@ from benchmarks import singular_values
 from benchmarks.singular_values import DTYPES
 from optax_largebatch.transforms.orthogonalization.coefficients import PUBLISHED
 from tests.conftest import slow_but
+from tests.size import ROOT
 
-PAGE = pathlib.Path(__file__).parents[2] / "docs" / "algorithms" / "muon.md"
+PAGE = ROOT / "docs" / "algorithms" / "muon.md"
 largest = functools.cache(singular_values.largest)
 ROWS = dict(re.findall(r'^\| `"(\w+)"` \| (\d+ \| .*) \|$', PAGE.read_text(), re.MULTILINE))
 

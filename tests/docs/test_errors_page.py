@@ -1,6 +1,5 @@
 """The messages that are headings of the page on errors are those of the package."""
 
-from pathlib import Path
 import re
 
 import jax
@@ -11,8 +10,9 @@ import optax
 import pytest
 
 import optax_largebatch as lb
+from tests.size import ROOT
 
-PAGE = (Path(__file__).parents[2] / "docs" / "errors.md").read_text()
+PAGE = (ROOT / "docs" / "errors.md").read_text()
 PARAMS = {"kernel": jnp.ones((8, 4)), "bias": jnp.zeros(4)}
 LAYERS = {"layers": {"kernel": jnp.ones((4, 8, 8))}}
 MATRIX = {"kernel": jnp.ones((8, 16))}

@@ -1,20 +1,16 @@
 """The code of each guide is a program, and prints what the guide says."""
 
-import contextlib
-import os
-from pathlib import Path
 import re
-import signal
-import subprocess
-import sys
-import tempfile
 
 import jax
 import pytest
 
+from tests.conftest import slow_but
+from tests.processes import printed_by
+from tests.size import ROOT
+
 pytestmark = pytest.mark.skipif(jax.__version_info__ < (0, 8), reason="specs print otherwise")
 
-ROOT = Path(__file__).parents[2]
 GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
 PAGES = [
     *GUIDES,
@@ -23,34 +19,10 @@ PAGES = [
     ROOT / "docs" / "stability.md",
     ROOT / "README.md",
 ]
-FAST = ("README",)
 BLOCK = re.compile(
     r"^```(?:python|diff)\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.DOTALL | re.MULTILINE
 )
 END = "(end of block)"
-
-
-def run(program):
-    """What the program prints, in a process of its own, in which a warning is an error."""
-    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
-        process = subprocess.Popen(
-            [sys.executable, "-W", "error", "-c", program],
-            cwd=ROOT,
-            env=environment | {"PYTHONPATH": str(ROOT)},
-            stdout=output,
-            stderr=errors,
-            start_new_session=True,
-        )
-        try:
-            code = process.wait(timeout=120)
-        finally:  # with the processes that it may have started
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-        output.seek(0)
-        errors.seek(0)
-        assert code == 0, errors.read()
-        return output.read()
 
 
 def after(code, sign="+"):
@@ -67,7 +39,7 @@ def test_the_program_before_the_diff_runs_too():
     before = "".join(after(code, "-") for code, _ in blocks)
     assert "optax.adamw" in before
     assert "lb." not in before
-    assert run(before) == ""
+    assert printed_by(before) == ""
 
 
 def test_the_readme_is_short():
@@ -77,17 +49,11 @@ def test_the_readme_is_short():
     assert len(diff.splitlines()) <= 15
 
 
-@pytest.mark.parametrize(
-    "guide",
-    [
-        pytest.param(page, id=page.stem, marks=() if page.stem in FAST else pytest.mark.slow)
-        for page in PAGES
-    ],
-)
+@pytest.mark.parametrize("guide", slow_but(PAGES[-1:], PAGES), ids=lambda page: page.stem)
 def test_prints_what_it_says(guide):
     blocks = [(after(code), text) for code, text in BLOCK.findall(guide.read_text())]
     program = "".join(f"{code}\nprint({END!r})\n" for code, _ in blocks)
-    printed = run(program).split(f"{END}\n")[:-1]
+    printed = printed_by(program).split(f"{END}\n")[:-1]
     assert printed == [text for _, text in blocks]
 
 

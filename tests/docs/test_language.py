@@ -1,11 +1,11 @@
 """What a reader meets first is in common words, and fits the screen."""
 
-from pathlib import Path
 import re
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.size import ROOT
+
 DOCS = ROOT / "docs"
 FIRST = [
     ROOT / "README.md",

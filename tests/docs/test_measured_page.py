@@ -1,13 +1,10 @@
 """The page of measurements says what the committed results say."""
 
-import csv
-from pathlib import Path
 import re
 
+from docs.write_measured import DOCS, read
 import optax_largebatch as lb
 
-DOCS = Path(__file__).parents[2] / "docs"
-RESULTS = DOCS.parent / "benchmarks" / "results"
 PAGE = (DOCS / "measured.md").read_text()
 
 
@@ -34,11 +31,8 @@ def test_the_sentences_on_what_falls_short_say_what_the_tables_say():
 
 def compiled(target, case):
     """What was compiled, by optimizer."""
-    with (RESULTS / "compiled" / "compiled_step.csv").open() as file:
-        rows = csv.DictReader(file)
-        return {
-            row["optimizer"]: row for row in rows if (row["target"], row["case"]) == (target, case)
-        }
+    rows = read("compiled/compiled_step.csv")
+    return {row["optimizer"]: row for row in rows if (row["target"], row["case"]) == (target, case)}
 
 
 def kernels_on_eight_gpus(case):
@@ -63,9 +57,8 @@ def test_the_status_says_what_has_only_been_compiled():
 
 
 def test_what_is_said_of_muon_on_meshes_is_what_was_compiled():
-    with (RESULTS / "compiled" / "compiled_muon.csv").open() as file:
-        rows = [row for row in csv.DictReader(file) if row["target"] == "eight H100"]
-    found = {(row["case"], row["optimizer"]): row for row in rows}
+    rows = read("compiled/compiled_muon.csv")
+    found = {(row["case"], row["optimizer"]): row for row in rows if row["target"] == "eight H100"}
     page = " ".join((DOCS / "algorithms" / "muonh.md").read_text().split())
     rows = [("BERT-large stacked, rows", name) for name in ("muonh", "muon")]
     told = zip(rows, re.findall(r"moves (\d+\.\d)", page), strict=True)

@@ -1,14 +1,14 @@
 """The page about moving from 0.1.0 names what is gone, and what is here."""
 
 import operator
-from pathlib import Path
 import re
 
 import pytest
 
 import optax_largebatch as lb
+from tests.size import ROOT
 
-PAGE = (Path(__file__).parents[2] / "docs" / "from_0_1_0.md").read_text()
+PAGE = (ROOT / "docs" / "from_0_1_0.md").read_text()
 ROWS = re.findall(r"^\| (.*) \| (.*) \|$", PAGE, re.MULTILINE)[1:]
 OLD = [(old, new) for row, new in ROWS for old in re.findall(r"`([^`]+)`", row)]
 NAMES = [(old, new) for old, new in OLD if re.fullmatch(r"\w+", old)]

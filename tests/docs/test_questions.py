@@ -6,7 +6,9 @@ import re
 
 import pytest
 
-DOCS = Path(__file__).parents[2] / "docs"
+from tests.size import ROOT
+
+DOCS = ROOT / "docs"
 LINK = re.compile(r"\]\(([\w./]+?\.(?:md|ipynb))(?:#[\w-]*)?\)")
 MOST_WORDS = 1500
 

@@ -1,13 +1,13 @@
 """The rates to start with have the reasons that the pages give."""
 
-from pathlib import Path
-import runpy
 import statistics
 
+from docs.write_evidence import OPTIMIZERS, tuned
 import optax_largebatch as lb
 from optax_largebatch.recipes.catalogue import published, rows
+from tests.size import ROOT
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = ROOT / "docs"
 LAMB, GUIDE, MUONH = (
     " ".join((DOCS / page).read_text().split())
     for page in ("algorithms/lamb.md", "guides/from_adamw_to_16k.md", "algorithms/muonh.md")
@@ -61,10 +61,9 @@ def test_contrastive_pretraining_and_fine_tuning_take_less():
 
 
 def test_the_rates_of_a_small_network_grow_less_than_the_square_root_rule_asks_for():
-    script = runpy.run_path(str(DOCS / "write_evidence.py"))
-    _, results = script["tuned"]("bert")
+    _, results = tuned("bert")
     growths = []
-    for name in script["OPTIMIZERS"]:
+    for name in OPTIMIZERS:
         small, large = (results[name][size].settings.learning_rate for size in ("32", "2048"))
         assert min(small, large) > 0.004
         growths.append(large / small)

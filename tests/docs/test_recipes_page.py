@@ -1,31 +1,20 @@
 """The pages on recipes name all that the package has."""
 
-import csv
-from pathlib import Path
-
+from docs.write_measured import DOCS, read
 import optax_largebatch as lb
 from optax_largebatch.plans.law import LAWS
 
-ROOT = Path(__file__).parents[2]
-DOCS = ROOT / "docs"
-
 
 def test_names_every_recipe_ramp_and_rule():
-    names = {
-        "recipes.md": lb.recipes.names(),
-        "guides/scaling_rules.md": LAWS,
-    }
-    for path, names_of_page in names.items():
-        assert not [
-            name for name in names_of_page if f"| `{name}` |" not in (DOCS / path).read_text()
-        ]
+    for page, names in (("recipes.md", lb.recipes.names()), ("guides/scaling_rules.md", LAWS)):
+        text = (DOCS / page).read_text()
+        assert not [name for name in names if f"| `{name}` |" not in text]
 
 
 def test_what_a_recipe_lost_on_other_data():
-    path = ROOT / "benchmarks" / "results" / "cpu-2-cores" / "self_supervised_digits.csv"
     accuracy = {
         (row["line"], row["batch_size"]): 100 * float(row["accuracy"])
-        for row in csv.DictReader(path.read_text().splitlines())
+        for row in read("cpu-2-cores/self_supervised_digits.csv")
     }
     less = [
         accuracy["AdamW, rate tuned", batch] - own

@@ -1,10 +1,10 @@
 """The page of versions says what the tests run with, and what the engine uses of JAX."""
 
-from pathlib import Path
 import re
 import tomllib
 
-ROOT = Path(__file__).parents[2]
+from tests.size import ROOT
+
 PAGE = (ROOT / "docs" / "stability.md").read_text()
 VERSIONS = ROOT / "tests" / "versions"
 ROWS = {

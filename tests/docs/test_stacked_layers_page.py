@@ -1,28 +1,24 @@
 """The guide on stacked layers says what its committed runs say."""
 
-import csv
-from pathlib import Path
 import statistics
 
-ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "benchmarks" / "results" / "cpu-2-cores"
-RUNS = {}
-for row in csv.DictReader((RESULTS / "steps_to_a_target.csv").read_text().splitlines()):
-    cell = row["workload"], row["optimizer"], int(row["batch_size"])
-    RUNS.setdefault(cell, []).append(float(row["steps"]))
+from docs.write_measured import DOCS, read
 
 
-def median(workload, name, size):
-    return statistics.median_low(RUNS[workload, name, size])
+def median_steps(name):
+    """Of the runs of an optimizer with the deep BERT at batch 128."""
+    cell = ["deep_bert", name, "128"]
+    rows = read("cpu-2-cores/steps_to_a_target.csv")
+    found = [row for row in rows if [row["workload"], row["optimizer"], row["batch_size"]] == cell]
+    return statistics.median_low(float(row["steps"]) for row in found)
 
 
 def test_layers_in_a_stack():
     names = ("lamb", "lamb_one_norm", "lans", "lans_one_norm")
-    guide = (ROOT / "docs" / "guides" / "stacked_layers.md").read_text()
-    steps = [f"{median('deep_bert', name, 128):.0f}" for name in names]
-    said = "{} steps there with a norm for each layer and {} with one for all, LANS {} and {}"
-    assert said.format(*steps) in " ".join(guide.split())
-    rows = csv.DictReader((RESULTS / "stack_ratios.csv").read_text().splitlines())
+    guide = (DOCS / "guides" / "stacked_layers.md").read_text()
+    said = "{:.0f} steps there with a norm for each layer and {:.0f} with one for all, LANS {:.0f}"
+    assert (said + " and {:.0f}").format(*map(median_steps, names)) in " ".join(guide.split())
+    rows = read("cpu-2-cores/stack_ratios.csv")
     stacks = [[float(x) for name, x in row.items() if name.startswith("layer_")] for row in rows]
     widest = max(stacks, key=lambda ratios: max(ratios) / min(ratios))
     assert f"jnp.array([{', '.join(f'{ratio:.2f}' for ratio in widest)}])" in guide

@@ -2,34 +2,25 @@
 
 import ast
 import inspect
-from pathlib import Path
 import re
 from typing import NamedTuple
 
 import pytest
 
 import optax_largebatch as lb
+from tests.optimizers.registry import OPTIMIZERS
+from tests.size import ROOT
 
-DOCS = Path(__file__).parents[2] / "docs"
-OPTIMIZERS = (
-    lb.lamb,
-    lb.lans,
-    lb.lars,
-    lb.larc,
-    lb.lbsgd,
-    lb.muon,
-    lb.muonh,
-    lb.adamh,
-    lb.eve,
-    lb.cain,
-    lb.scaled_adam,
-)
-OPTIMIZERS += (lb.learned_gradient, lb.scale_by_lars)
-PAGES = [DOCS / "coming_from.md", DOCS / "coming_from" / "optax.md"]
-PAGES += sorted((DOCS / "algorithms").glob("*.md"))
+DOCS = ROOT / "docs"
+ALGORITHMS = sorted((DOCS / "algorithms").glob("*.md"))
+WITH_DEFAULTS = [DOCS / "coming_from.md", *ALGORITHMS]
 OURS = re.compile(r"here(?:, in `(\w+)`)?|argument(?: of `(\w+)`)?")
-KNOWN = {name for function in OPTIMIZERS for name in inspect.signature(function).parameters}
-KNOWN |= {*lb.__all__, "optax", "lb", "params"}
+KNOWN = {*lb.__all__, "optax", "lb", "params", *inspect.signature(lb.scale_by_lars).parameters}
+KNOWN = KNOWN.union(*(entry.arguments for entry in OPTIMIZERS.values()))
+
+
+def by_page(pages):
+    return pytest.mark.parametrize("page", pages, ids=lambda page: page.stem)
 
 
 class Row(NamedTuple):
@@ -62,10 +53,7 @@ def rows(page):
             yield Row(cells[ours], {own: cells[i] for i, own in of.items()})
 
 
-by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-
-
-@by_page
+@by_page([*WITH_DEFAULTS, DOCS / "coming_from" / "optax.md"])
 def test_names_exist(page):
     codes = [code for row in rows(page) for code in re.findall(r"`([^`]+)`", row.ours)]
     names = {re.match(r"\w+", code)[0] for code in codes if re.match(r"[a-z]", code)}
@@ -86,7 +74,7 @@ def said(text):
         return None
 
 
-@pytest.mark.parametrize("page", [x for x in PAGES if x.stem != "optax"], ids=lambda x: x.stem)
+@by_page(WITH_DEFAULTS)
 def test_defaults_hold(page):
     compared = 0
     for row in rows(page):
@@ -104,7 +92,7 @@ def test_defaults_hold(page):
     assert compared >= 4
 
 
-@pytest.mark.parametrize("page", sorted((DOCS / "algorithms").glob("*.md")), ids=lambda p: p.stem)
+@by_page(ALGORITHMS)
 def test_examples_of_algorithms_build_an_optimizer(page):
     blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
     names = {}

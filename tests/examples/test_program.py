@@ -2,16 +2,15 @@
 
 import functools
 import os
-from pathlib import Path
 import re
-import subprocess
-import sys
 
 import jax
 import numpy as np
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests import processes
+from tests.size import ROOT
+
 DEVICES = '("jax_num_cpu_devices", 8)'
 
 NEEDS_SET_MESH = pytest.mark.skipif(not hasattr(jax, "set_mesh"), reason="it needs jax.set_mesh")
@@ -85,17 +84,9 @@ def losses_in(text):
 
 
 def printed_by(program):
-    """What a program prints in a process of its own, in which a warning is an error."""
+    """What a program prints that says itself how many devices it has."""
     flags = re.sub(r"--xla_force_host_platform_device_count=\d+", "", os.environ["XLA_FLAGS"])
-    finished = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program],
-        env=os.environ | {"PYTHONPATH": str(ROOT), "XLA_FLAGS": flags},
-        capture_output=True,
-        text=True,
-        timeout=1500,
-    )
-    assert finished.returncode == 0, finished.stderr
-    return finished.stdout
+    return processes.printed_by(program, flags, seconds=1500)
 
 
 @pytest.mark.slow
@@ -143,5 +134,4 @@ def test_keras_trains():
 
 @pytest.mark.parametrize("name", ["nnx", "linen", "keras"])
 def test_fits_the_page(name):
-    lines = (ROOT / "examples" / f"program_{name}.py").read_text().splitlines()
-    assert max(map(len, lines)) <= 84
+    assert max(map(len, source(name).splitlines())) <= 84

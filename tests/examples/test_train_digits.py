@@ -4,7 +4,6 @@ import csv
 import itertools
 import math
 import os
-from pathlib import Path
 import re
 import subprocess
 import sys
@@ -20,12 +19,11 @@ import comparison
 import digits
 import optax_largebatch as lb
 from tests.conftest import slow_but
+from tests.size import ROOT
 import train_digits
 import tune_digits
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
-
-ROOT = Path(__file__).parents[2]
 
 
 def options(text, output):
@@ -33,7 +31,6 @@ def options(text, output):
 
 
 COMPARED = ("adamw", "lamb", "lans", "muonh")
-TRIALS = "benchmarks/results/cpu-2-cores/digits_rates.csv"
 SHORT = "--optimizer adamw lamb --batch-size 64 --seeds 2 --epochs 1 --target 0.2"
 
 
@@ -85,7 +82,7 @@ def test_lbsgd_scales_its_learning_rate_to_the_macrobatch():
 
 @pytest.mark.parametrize("optimizer", COMPARED)
 def test_rates_are_the_best_of_the_committed_trials(optimizer):
-    rows = tune_digits.read(Path(__file__).parents[2] / TRIALS)
+    rows = tune_digits.read(ROOT / "benchmarks/results/cpu-2-cores/digits_rates.csv")
     for batch, rate in zip((32, 1024), digits.DEFAULTS[optimizer], strict=False):
         cell = optimizer, str(batch)
         own = [row for row in rows if (row["optimizer"], row["batch_size"]) == cell]
@@ -103,16 +100,6 @@ def test_parts_of_the_data_are_disjoint_and_balanced():
     for part in data:
         shares = np.bincount(part.labels) / len(part.labels)
         assert_allclose(shares, 0.1, atol=0.005)
-
-
-@pytest.mark.slow
-@pytest.mark.nightly
-def test_default_comparison(tmp_path):
-    """All four optimizers learn the digits at both batches, whatever the seed."""
-    results = train_digits.main(["--output", str(tmp_path)])
-    found = [(one.batch, one.optimizer, one.seed) for one in results]
-    assert found == [*itertools.product(("32", "1024"), COMPARED, range(3))]
-    assert min(result.test_accuracy for result in results) > 0.9
 
 
 @pytest.mark.slow
@@ -179,12 +166,9 @@ def test_verdict_says_whether_the_seeds_tell(adamw, lamb, sentence):
     ],
 )
 def test_wrong_arguments_are_named(text, argument, got, tmp_path, capsys):
-    with pytest.raises(SystemExit) as stopped:
+    with pytest.raises(SystemExit, match="2"):
         train_digits.main(options(text, tmp_path))
-    message = capsys.readouterr().err.splitlines()[-1]
-    assert stopped.value.code == 2
-    assert f"argument {argument}: " in message
-    assert got in message
+    assert re.search(f"argument {argument}: .*{got}.*$", capsys.readouterr().err)
 
 
 def test_a_batch_larger_than_the_data(tmp_path):

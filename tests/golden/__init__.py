@@ -55,7 +55,6 @@ class Case(NamedTuple):
 
 def mxnet(optimizer, kwargs):
     """MXNet 2.0 LAMB, LANS and LARS, and MXNet 1.9 LBSGD."""
-    kwargs = dict(kwargs)
     rate, decay = kwargs.pop("learning_rate"), kwargs.pop("wd", 0.0)
     clip, rescale = kwargs.pop("clip_gradient", None), kwargs.pop("rescale_grad", 1.0)
     fused = kwargs.pop("use_fused_step", True)
@@ -128,7 +127,6 @@ def clipped_lbsgd(rate, clip, decay, kwargs):
 
 def timm(optimizer, kwargs, undecayed):
     """timm's Lamb and Lars: layers are adapted where they are decayed, unless always_adapt."""
-    kwargs = dict(kwargs)
     rate, decay = kwargs.pop("lr"), kwargs.pop("weight_decay")
     decayed = ~lb.matching(*undecayed) if undecayed else None
     if optimizer.endswith("Lamb"):
@@ -170,7 +168,6 @@ def pytorch_optimizer(kwargs):
 
 def tensorflow(optimizer, kwargs):
     """TensorFlow Addons LAMB, and the LAMB of the BERT-style TF1 scripts (arXiv v3)."""
-    kwargs = dict(kwargs)
     addons = optimizer.startswith("tensorflow_addons")
     rate = kwargs.pop("learning_rate")
     decay = kwargs.pop("weight_decay" if addons else "weight_decay_rate", 0.0)
@@ -190,7 +187,6 @@ def tensorflow(optimizer, kwargs):
 
 def keras(kwargs):
     """Keras' LAMB, whose weight decay comes first and stands outside of the ratio."""
-    kwargs = dict(kwargs)
     rate, decay = kwargs.pop("learning_rate"), kwargs.pop("weight_decay", 0.0)
     b1, b2 = kwargs.pop("beta_1", 0.9), kwargs.pop("beta_2", 0.999)
     own = lb.chain(
@@ -212,7 +208,6 @@ def icefall(optimizer, kwargs):
         "ScaledAdam": lb.scaled_adam,
         "LearnedGradient": lb.learned_gradient,
     }
-    kwargs = dict(kwargs)
     b1, b2 = kwargs.pop("betas", (0.9, 0.98))
     if optimizer.startswith("Learned") and LEARNED_SIZES & kwargs.keys():
         return learned_gradient(kwargs.pop("lr"), **kwargs)
@@ -251,9 +246,10 @@ def learned_gradient(
 
 def _translate(peer, case, dialects):
     if dialects is not None:
-        translation = muon_peers if peer == "muon_peers" else vision_peers
-        return translation.optimizer(case, dialects[case["dialect"]]["defaults"])
-    optimizer, kwargs = case["optimizer"], case["kwargs"]
+        name = case["dialect"]
+        build = (muon_peers.DIALECTS | vision_peers.DIALECTS)[name]
+        return build(case, dialects[name]["defaults"] | case["kwargs"])
+    optimizer, kwargs = case["optimizer"], dict(case["kwargs"])
     if peer.startswith("mxnet"):
         return mxnet(optimizer, kwargs)
     if peer == "icefall":

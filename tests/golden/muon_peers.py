@@ -57,11 +57,6 @@ def reason(name, case):
     return NOT_REPLAYED.get(case["dialect"]) or RUNS_NOT_REPLAYED.get(name)
 
 
-def optimizer(case, defaults):
-    """The optimizer of a recorded run; `defaults` are those of its dialect."""
-    return DIALECTS[case["dialect"]](case, defaults | case["kwargs"])
-
-
 def names(case, defaults):
     """What the calls in docs/dialects.md name, as it was in a recorded run."""
     own = defaults | case["kwargs"]
@@ -83,9 +78,8 @@ def names(case, defaults):
     if case["dialect"] == "archscale_muonh":
         found["head"] = head_of_archscale(case, own)
     if "labels" in case:
-        clipped = {"marin_muon": ("adamw",)}.get(case["dialect"], ("muonh", "adamh", "adam"))
         found["axes"], found["stacks"] = matrix_axes(case), stacks(case)
-        found["clip_by_label"] = clip_each_label(case, own, *clipped)
+        found["clip_by_label"] = clip_each_label(case, own)
     return found
 
 
@@ -335,16 +329,13 @@ def nvidia_muon(case, own):
 def nvidia_adaptive_muon(case, own):
     """Its NorMuon and AdaMuon."""
     assert own["weight_decay_method"] == "decoupled"
-    direction = lb.orthogonalize_momentum(
-        bias_correction="none", eps_is_floor=True, matrix_axes=torch_axes, **nvidia_direction(own)
-    )
     neurons = lb.normalize_neurons(
         own["beta2"], eps=own["eps"], side="longer", eps_is_floor=True, matrix_axes=torch_axes
     )
     if own["moment2_method"] == "adamuon":
         neurons = lb.scale_by_adam(0.0, own["beta2"], own["eps"], bias_correction="none")
     scale = lb.scale_by_matrix_shape(**nvidia_scale(own), matrix_axes=torch_axes)
-    return in_links(case, own, direction, neurons, scale)
+    return in_links(case, own, nvidia_orthogonalization(own), neurons, scale)
 
 
 def nvidia_muon_hyperball(case, own):
@@ -371,10 +362,7 @@ def nvidia_hook_muon(case, own):
         radius = own["hook_kwargs"]["radius"]
         return nvidia_muon_hyperball(case, own | {"hyperball_radius": radius})
     assert own["hook"] == "relative_update"
-    direction = lb.orthogonalize_momentum(
-        bias_correction="none", eps_is_floor=True, matrix_axes=torch_axes, **nvidia_direction(own)
-    )
-    return relative_update(case, own, direction)
+    return relative_update(case, own, nvidia_orthogonalization(own))
 
 
 def nvidia_hook_adam(case, own):
@@ -425,6 +413,13 @@ def nvidia_direction(own):
     }
 
 
+def nvidia_orthogonalization(own):
+    """Its momentum and its iterations as a link."""
+    return lb.orthogonalize_momentum(
+        bias_correction="none", eps_is_floor=True, matrix_axes=torch_axes, **nvidia_direction(own)
+    )
+
+
 def nvidia_scale(own):
     """The arguments of its factor of a matrix."""
     extra, mode = own["extra_scale_factor"], own["scale_mode"]
@@ -441,7 +436,7 @@ def nvidia_scale(own):
 def marin_muon(case, own):
     """Levanter's Muon."""
     return lb.chain(
-        clip_each_label(case, own, "adamw"),
+        clip_each_label(case, own),
         lb.muon(
             rate(case),
             levanter_coefficients(own),
@@ -476,7 +471,7 @@ def adamw_of_marin(case, own):
 def marin_muonh(case, own):
     """MuonH of Levanter and of Grug, whose norms need not be those of the matrices."""
     ours = lb.chain(
-        clip_each_label(case, own, "muonh", "adamh", "adam"),
+        clip_each_label(case, own),
         lb.muonh(
             rate(case),
             ns_coeffs=levanter_coefficients(own),
@@ -502,7 +497,7 @@ def marin_muonh(case, own):
 def marin_adamh(case, own):
     """Levanter's AdamH."""
     ours = lb.chain(
-        clip_each_label(case, own, "adamh", "adam"),
+        clip_each_label(case, own),
         lb.adamh(
             rate(case),
             b1=own["beta1"],
@@ -532,17 +527,11 @@ def adam_of_marin(case, own):
     )
 
 
-def clip_each_label(case, own, *labels):
-    """The clip of the gradients of some labels, each by the norm of its own parameters."""
-    largest = own["max_grad_norm"]
-    return optax.partition(
-        {
-            label: optax.clip_by_global_norm(largest) if largest and label in labels
-            else optax.identity()
-            for label in set(case["labels"].values())
-        },
-        lambda params: labels_of(case, params),
-    )  # fmt: skip
+def clip_each_label(case, own):
+    """The clip of all gradients but Muon's, for each label by the norm of its own parameters."""
+    clip = optax.clip_by_global_norm(own["max_grad_norm"] or np.inf)
+    clips = dict.fromkeys(case["labels"].values(), clip) | {"muon": optax.identity()}
+    return optax.partition(clips, lambda params: labels_of(case, params))
 
 
 def labels_of(case, params):
@@ -601,14 +590,7 @@ def muon(case, decay, **settings):
     )
 
 
-def adam(
-    betas,
-    eps,
-    rates,
-    decay=0.0,
-    decayed=None,
-    bias_correction="full",
-):
+def adam(betas, eps, rates, decay=0.0, decayed=None, bias_correction="full"):
     """AdamW."""
     b1, b2 = betas
     return lb.chain(
@@ -673,26 +655,14 @@ def inside(triples, safety):
 
 
 DIALECTS = {
-    "archscale_muonh": archscale_muonh,
-    "dao_muon": dao_muon,
-    "dion_muon": dion_muon,
-    "dion_normuon": dion_normuon,
-    "jordan_muon": jordan_muon,
-    "marin_adamh": marin_adamh,
-    "marin_grug_muonh": marin_muonh,
-    "marin_muon": marin_muon,
-    "marin_muonh": marin_muonh,
-    "modded_normuon": modded_normuon,
-    "moonlight_muon": moonlight_muon,
-    "nvidia_adaptive_muon": nvidia_adaptive_muon,
-    "nvidia_hook_adam": nvidia_hook_adam,
-    "nvidia_hook_muon": nvidia_hook_muon,
-    "nvidia_muon": nvidia_muon,
-    "nvidia_muon_hyperball": nvidia_muon_hyperball,
-    "torch_muon": torch_muon,
-    "track3_muon": track3_muon,
-    "track3_muonh": track3_muonh,
-}
+    build.__name__: build
+    for build in (
+        archscale_muonh, dao_muon, dion_muon, dion_normuon, jordan_muon, marin_adamh, marin_muon,
+        marin_muonh, modded_normuon, moonlight_muon, nvidia_adaptive_muon, nvidia_hook_adam,
+        nvidia_hook_muon, nvidia_muon, nvidia_muon_hyperball, torch_muon, track3_muon, track3_muonh,
+    )
+}  # fmt: skip
+DIALECTS["marin_grug_muonh"] = marin_muonh
 
 BESIDE = {
     "archscale_muonh": adam_of_archscale,

@@ -14,11 +14,6 @@ ALL_BUT_VECTORS = MATRICES | ~lb.at_least_ndim(1)
 """All but leaves of exactly one axis: a leaf of no axes is among them."""
 
 
-def optimizer(case, defaults):
-    """The optimizer of a recorded run; `defaults` are those of its dialect."""
-    return DIALECTS[case["dialect"]](case, defaults | case["kwargs"])
-
-
 def fair_lars(decayed, adapted):
     """The LARS of Facebook's repositories, with the leaves that a dialect decays and adapts."""
 
@@ -199,13 +194,7 @@ def transformer_xl_jitlamb(case, own):
     )
 
 
-def lamb(
-    case,
-    own,
-    decayed,
-    adapted=None,
-    **settings,
-):
+def lamb(case, own, decayed, adapted=None, **settings):
     """LAMB with the numbers of a run."""
     return lb.lamb(
         lb.values_schedule(case["rates"]),

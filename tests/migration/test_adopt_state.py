@@ -1,5 +1,6 @@
 """Another optimizer in the middle of a run, as if it had been there from the start."""
 
+import itertools
 import warnings
 
 import chex
@@ -90,13 +91,9 @@ def test_parameters_of_low_precision_become_their_own_masters():
     exact = jax.tree.map(lambda x: x.astype("float32"), params)
     chex.assert_trees_all_equal(adopted.master, exact)
     chex.assert_trees_all_equal_shapes_and_dtypes(adopted, new.init(params))
-    mu, nu = (optax.tree.get(adopted.inner_state, name) for name in ("mu", "nu"))
-    before = (optax.tree.get(state, name) for name in ("mu", "nu"))
-    for found, old in zip((mu, nu), before, strict=True):
+    for name in ("mu", "nu"):
+        found, old = (optax.tree.get(x, name) for x in (adopted, state))
         chex.assert_trees_all_equal(found, jax.tree.map(lambda x: x.astype("float32"), old))
-    _, after = new.update(params, adopted, params)
-    _, plain = LAMB.update(exact, adopted.inner_state, exact)
-    chex.assert_trees_all_close(after.inner_state, plain, rtol=1e-6)
 
 
 SGD, LARS = optax.sgd(SCHEDULE, 0.9), optax.lars(SCHEDULE)
@@ -142,15 +139,12 @@ def test_other_parameters_are_refused():
         lb.adopt_state(lb.lamb(0.1), PARAMS, state, step=1.0)
 
 
-@pytest.mark.parametrize("of_params", [False, True], ids=["state alone", "params too"])
-def test_a_state_of_pmap_is_refused(of_params):
-    def copies(tree):
-        return jax.tree.map(lambda x: jnp.stack([x] * 8), tree)
-
-    state, params = copies(switches.state_after(optax.adamw(0.1))), copies(PARAMS)
-    for step in (None, 2):
+def test_a_state_of_pmap_is_refused():
+    state = switches.state_after(optax.adamw(0.1))
+    state, copies = jax.tree.map(lambda x: jnp.stack([x] * 8), (state, PARAMS))
+    for params, step in itertools.product((PARAMS, copies), (None, 2)):
         with pytest.raises(ValueError, match=r"has the shape \(8,\).* Pass one of them, as in"):
-            lb.adopt_state(lb.lamb(0.1), params if of_params else PARAMS, state, step=step)
+            lb.adopt_state(lb.lamb(0.1), params, state, step=step)
 
 
 def test_a_state_on_the_host_is_read_under_a_guard():
@@ -186,31 +180,21 @@ def test_arguments_of_another_kind_are_refused():
         lb.adopt_state(new, state, PARAMS)
 
 
-@pytest.mark.parametrize("boxed", [False, True], ids=["pure", "in boxes"])
-def test_in_nnx(boxed):
+def test_in_nnx():
     model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
     before = nnx.Optimizer(model, optax.adamw(0.1), wrt=nnx.Param)
     before.update(model, nnx.state(model, nnx.Param))
     params, state = AS_PURE(nnx.state(model, nnx.Param)), AS_PURE(before.opt_state)
-    if boxed:
-        old = before.opt_state
-        chex.assert_trees_all_equal(
-            lb.adopt_state(lb.lamb(0.1), params, old), lb.adopt_state(lb.lamb(0.1), params, state)
-        )
     after = nnx.Optimizer(model, lb.lamb(0.1), wrt=nnx.Param)
-    nnx.update(after.opt_state, nnx.state(lb.adopt_state(after.tx, params, state)))
+    adopted = lb.adopt_state(after.tx, params, state)
+    in_boxes = before.opt_state
+    chex.assert_trees_all_equal(lb.adopt_state(after.tx, params, in_boxes), adopted)
+    nnx.update(after.opt_state, nnx.state(adopted))
     adam = AS_PURE(after.opt_state)[1]
     chex.assert_trees_all_equal(adam.mu, state[0].mu)
     assert int(adam.count) == 1
     after.update(model, nnx.state(model, nnx.Param))
     assert int(AS_PURE(after.opt_state)[1].count) == 2
-
-
-def test_moments_of_a_parameter_that_is_frozen_now_are_dropped():
-    state = switches.state_after(optax.adamw(0.1))
-    adopted = lb.adopt_state(switches.without_bias(lb.lamb(0.1)), PARAMS, state)
-    assert isinstance(optax.tree.get(adopted, "mu")["bias"], optax.MaskedNode)
-    np.testing.assert_array_equal(optax.tree.get(adopted, "mu")["kernel"], state[0].mu["kernel"])
 
 
 OF_TWO = {
@@ -242,12 +226,6 @@ def test_moments_of_two_labels(new):
         chex.assert_trees_all_close(found, wanted, rtol=1e-6)
     chex.assert_trees_all_equal_structs(adopted, expected)
     jax.jit(new.update)(OF_TWO, adopted, OF_TWO)
-
-
-def test_frozen_before_and_trained_now():
-    old = of_two(optax.adam(0.1), optax.set_to_zero())
-    with pytest.raises(ValueError, match="state has no moments of 'encoder/bias'"):
-        lb.adopt_state(lb.lamb(0.1), OF_TWO, old.init(OF_TWO))
 
 
 def test_another_structure_is_named():

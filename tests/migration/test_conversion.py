@@ -75,16 +75,6 @@ def test_wrappers_go_through(tmp_path):
     jax.jit(new.update)(moved, after, moved)
 
 
-def test_masters_begin_with_the_old_parameters():
-    """Which have digits that the new ones do not have."""
-    params = jax.tree.map(lambda x: x / 3, PARAMS)
-    optimizer = optax.adam(SCHEDULE)
-    state = optimizer.init(params)
-    new = lb.master_weights(lb.lamb(SCHEDULE))
-    after = lb.adopt_state(new, halves(params), state, old_params=params)
-    chex.assert_trees_all_equal(after.master, params)
-
-
 def test_new_rows_begin_at_zero_and_a_new_head_is_asked_for():
     optimizer, head = optax.adam(SCHEDULE), {"head": jnp.ones((3, 2))}
 

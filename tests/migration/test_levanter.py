@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 import chex
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 import pytest
 
@@ -94,18 +93,6 @@ def test_every_parameter_takes_its_moments(optimizer):
         found |= {name: own for name, own in mu.items() if not isinstance(own, optax.MaskedNode)}
     chex.assert_trees_all_equal(found, expected)
     assert {int(count) for _, count in optax.tree.get_all_with_path(adopted, "count")} == {3}
-
-
-def test_the_momentum_goes_on_as_a_sum():
-    state = levanters_state()
-    optimizer = lb.muonh(SCHEDULE, **SUMS, **HEAD)
-    _, adopted = optimizer.update(ALL, lb.adopt_state(optimizer, ALL, state), ALL)
-    momentum = state.inner_state.inner_states["muonh"].inner_state[1].momentum_buffer["kernel"]
-    np.testing.assert_allclose(
-        adopted[0].inner_states["muon"].inner_state.mu["kernel"],
-        BETA * momentum + ALL["kernel"],
-        rtol=1e-6,
-    )
 
 
 def test_sums_are_told_from_means():

@@ -81,10 +81,12 @@ def test_orbax_of_an_nnx_optimizer(tmp_path):
 
 
 def test_a_parameter_may_have_the_name_of_a_field():
-    params = {"trace": PARAMS["kernel"], "mu": {"trace": PARAMS["bias"]}}
+    kernel, bias = PARAMS.values()
+    params = {"trace": kernel, "count": kernel, "mu": {"trace": bias}}
     optimizer = lb.muonh(**RADII)
     state = optimizer.init(params)
-    chex.assert_trees_all_equal(lb.adopt_state(optimizer, params, as_orbax(state)), state)
+    for carried in (state, as_orbax(state)):
+        chex.assert_trees_all_equal(lb.adopt_state(optimizer, params, carried), state)
 
 
 def test_a_dictionary_does_not_say_whose_it_is():

@@ -3,7 +3,6 @@
 Below a network stands what is wrong with it.
 """
 
-import collections
 import os
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -11,31 +10,20 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 from tests.networks.network import NAMES, OPTIMIZERS, Network
 from tests.networks.verdicts import verdict
 
-KINDS = ("right", "asks", "silent", "misleading", "crash")
 WIDTH = 12
 
 
 def main():
     """Prints the table."""
-    table = collections.defaultdict(list)
     print(_line("", [name.removesuffix("_optimizer") for name in OPTIMIZERS]))
     for name in NAMES:
         network = Network(name)
         verdicts = {optimizer: verdict(network, optimizer) for optimizer in OPTIMIZERS}
         print(_line(name, [each.kind for each in verdicts.values()]), flush=True)
         for optimizer, each in verdicts.items():
-            table[optimizer].append(each)
             if not each.is_good:
                 text = "\n".join(line[: WIDTH * 12] for line in each.why.splitlines())
                 print(f"{optimizer}: {text}".replace("\n", "\n  "))
-    print()
-    for kind in KINDS:
-        cells = [sum(each.kind == kind for each in column) for column in table.values()]
-        print(_line(f"{kind}, {sum(cells)} in all", cells))
-    asked = [tuple(each.arguments) for each in table["planned_optimizer"] if each.arguments]
-    counts = collections.Counter(name for names in asked for name in names)
-    listed = ", ".join(f"{name} {count}" for name, count in counts.most_common())
-    print(f"planned_optimizer asks {len(asked)} of {len(NAMES)} networks: {listed}")
 
 
 def _line(name, cells):

@@ -7,7 +7,7 @@ array starts; it has no values. Its keys are
 - `derived_from_source`: true if the tree was read in source files, and not made by running them;
 - `should`: the arguments that are right, or null where there is nothing to say: `stacked`,
   `matrix_axes`, and patterns of the `embeddings`, of the `head`, and of the matrices that start at
-  `zero` and must move;
+  `zero`, which every optimizer moves;
 - `leaves`: the arrays.
 
 An array has
@@ -34,7 +34,6 @@ from pathlib import Path
 import re
 
 import jax
-import numpy as np
 
 import optax_largebatch as lb
 
@@ -89,10 +88,6 @@ class Leaf:
         """Whether Muon should move it, if it is not the first layer."""
         return self.kind in ("matrix", "conv") and not self.complex_pair
 
-    @property
-    def starts_at_zero(self):
-        return self.init == "zeros"
-
 
 class Network:
     """A network: its arrays, and the arguments that are right for it."""
@@ -106,44 +101,18 @@ class Network:
         self.leaves = jax.tree.leaves(tree)
         """In the order of the parameters."""
         self.shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, "float32"), tree)
-        self._tree = tree
 
-    @property
-    def has_zeros(self):
-        """Whether an array that is no vector starts at zero."""
-        return any(leaf.starts_at_zero and not leaf.is_vector for leaf in self.leaves)
-
-    def start(self):
-        """Small arrays with the values that the network starts with.
-
-        Each length above 4 becomes a multiple of 6, in the same order: equal lengths stay equal.
-        """
-        lengths = sorted({n for leaf in self.leaves for n in leaf.shape if n > 4})
-        small = {n: 6 * (order + 1) for order, n in enumerate(lengths)}
-        return jax.tree.map(
-            lambda leaf: _values(leaf.init, [small.get(n, n) for n in leaf.shape]), self._tree
-        )
-
-    def arguments(self, optimizer, knows_of_zeros=True):
-        """What somebody who knows the network tells an optimizer.
-
-        Args:
-            optimizer: one of `OPTIMIZERS`.
-            knows_of_zeros: whether it is known that a sphere may not be left from zero.
-        """
+    def arguments(self, optimizer):
+        """What somebody who knows the network tells an optimizer, one of `OPTIMIZERS`."""
         embeddings, head = self.should["embeddings"] or [], self.should["head"] or []
-        zeros = (self.should["zero"] or []) if knows_of_zeros else []
         told = {"stacked": _tuples(self.should["stacked"] or {})}
         if optimizer in WITH_MUON and self.should["matrix_axes"]:
             told["matrix_axes"] = _tuples(self.should["matrix_axes"])
-        if optimizer == "muon" and (embeddings or head):
+        if optimizer in ("muon", "muonh") and (embeddings or head):
             told["matrix_mask"] = ~lb.matching(*embeddings, *head)
-        if optimizer == "muonh" and (embeddings or head or zeros):
-            told["matrix_mask"] = ~lb.matching(*embeddings, *head, *zeros)
         if optimizer == "planned_optimizer":
-            told["embeddings"] = _rule([*embeddings, *zeros])
-            told["head"] = _rule(head)
-        if optimizer == "adamh" and (by_adam := [*self._wide_vectors(), *embeddings, *zeros]):
+            told |= {"embeddings": _rule(embeddings), "head": _rule(head)}
+        if optimizer == "adamh" and (by_adam := [*self._wide_vectors(), *embeddings]):
             told["adamh_mask"] = lb.at_least_ndim(2) & ~lb.matching(*by_adam)
         return told
 
@@ -158,11 +127,9 @@ class Network:
 
 def _leaves(entry):
     """The arrays of a line of a file, but no more than `ALIKE`."""
-    path, repeat = entry["path"], entry.get("repeat", [[]])
-    fields = {key: entry[key] for key in ("init", "kind")}
-    fields |= {key: entry[key] for key in ("fused", "stem", "complex_pair") if key in entry}
-    shape, axes = tuple(entry["shape"]), tuple(entry["axes"].split())
-    return [Leaf(_filled(path, values), shape, axes=axes, **fields) for values in repeat[:ALIKE]]
+    fields = entry | {"shape": tuple(entry["shape"]), "axes": tuple(entry["axes"].split())}
+    path, repeat = fields.pop("path"), fields.pop("repeat", [[]])
+    return [Leaf(_filled(path, values), **fields) for values in repeat[:ALIKE]]
 
 
 def _filled(path, values):
@@ -195,14 +162,6 @@ def _with_lists(node):
     if set(children) == {*range(len(children))}:
         return [children[place] for place in range(len(children))]
     return children
-
-
-def _values(init, shape):
-    if init == "zeros":
-        return np.zeros(shape, "float32")
-    if init == "ones" or init.startswith(("constant", "fixed")):
-        return np.ones(shape, "float32")
-    return np.random.default_rng(0).normal(size=shape).astype("float32")
 
 
 def _tuples(value):

@@ -1,22 +1,26 @@
 """Each notebook runs from its first cell to its last, and comes to the numbers that it tells of."""
 
 import importlib.util
-from pathlib import Path
 import re
 import tomllib
 
 import pytest
 
 from tests.notebooks.key_numbers import KEY_NUMBERS
+from tests.size import ROOT
 
 nbformat = pytest.importorskip("nbformat")
 run_notebooks = pytest.importorskip("docs.run_notebooks")
-ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+ADDRESS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
 
 
 def read(path):
     return nbformat.read(path, as_version=4)
+
+
+def code_of(path):
+    return [cell for cell in read(path).cells if cell.cell_type == "code"]
 
 
 def test_each_has_its_key_numbers():
@@ -36,29 +40,25 @@ def test_runs_and_comes_to_its_numbers(path, monkeypatch):
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 class TestInColab:
     def test_a_badge_opens_it(self, path):
-        project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-        address = project["urls"]["Repository"].removeprefix("https://github.com/")
-        opens = f"https://colab.research.google.com/github/{address}/blob/main/notebooks/"
-        assert f"]({opens}{path.name})" in read(path).cells[0].source
+        opens = ADDRESS.replace("github.com", "colab.research.google.com/github")
+        first, *_ = read(path).cells
+        assert f"]({opens}/blob/main/notebooks/{path.name})" in first.source
 
     @pytest.mark.parametrize("installed", [True, False])
     def test_the_first_cell_installs_what_is_missing(self, path, installed, monkeypatch):
-        first = next(cell for cell in read(path).cells if cell.cell_type == "code").source
+        first, *_ = code_of(path)
         monkeypatch.setattr(importlib.util, "find_spec", lambda name: installed or None)
         calls = []
-        exec(re.sub("%pip (.*)", r"pip('\1')", first), {"pip": calls.append})
-        project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-        wanted = f"{project['name']}[examples] @ git+{project['urls']['Repository']}"
-        assert calls == ([] if installed else [f'install --quiet "{wanted}"'])
+        exec(re.sub("%pip (.*)", r"pip('\1')", first.source), {"pip": calls.append})
+        wanted = f'install --quiet "optax-largebatch[examples] @ git+{ADDRESS}"'
+        assert calls == ([] if installed else [wanted])
 
     def test_shows_what_a_loop_logs(self, path):
-        code = "".join(cell.source for cell in read(path).cells if cell.cell_type == "code")
-        assert "lb.step_metrics(" in code
+        assert any("lb.step_metrics(" in cell.source for cell in code_of(path))
 
     def test_is_kept_with_the_outputs_of_its_code(self, path):
         """As `make notebooks` writes them: by this code, from the first cell to the last."""
-        notebook = read(path)
-        code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+        notebook, code = read(path), code_of(path)
         kinds = {output.output_type for cell in code for output in cell.outputs}
         assert [cell.execution_count for cell in code] == [*range(1, len(code) + 1)]
         assert kinds >= {"stream", "display_data"}

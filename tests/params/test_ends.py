@@ -6,26 +6,19 @@ import pytest
 
 import optax_largebatch as lb
 from optax_largebatch.params.ends import between_ends
+from optax_largebatch.plans.tuned_run import FAMILIES
+from tests.params.selection import selected, shapes
 
 LAYER = {"up": {"kernel": (8, 32)}, "down": {"kernel": (32, 8)}}
 
 
-def params_of(shapes):
-    is_shape = lambda node: isinstance(node, tuple)  # noqa: E731
-    return jax.tree.map(
-        lambda shape: jax.ShapeDtypeStruct(shape, "float32"), shapes, is_leaf=is_shape
-    )
-
-
-def ends(shapes, embeddings="by name", head="by name"):
+def ends(tree, embeddings="by name", head="by name"):
     """The names of what is at the ends."""
-    mask = between_ends(embeddings, head).mask(params_of(shapes))
-    leaves = jax.tree_util.tree_leaves_with_path(mask)
-    return {jax.tree_util.keystr(k, simple=True, separator="/") for k, flag in leaves if not flag}
+    return selected(~between_ends(embeddings, head), shapes(tree))
 
 
 @pytest.mark.parametrize(
-    ("shapes", "expected"),
+    ("tree", "expected"),
     [
         ({"embed": (99, 8), "h": LAYER, "lm_head": (8, 99)}, {"embed", "lm_head"}),
         ({"wte": (99, 8), "wpe": (16, 8), "h": LAYER}, {"wte", "wpe"}),
@@ -40,30 +33,30 @@ def ends(shapes, embeddings="by name", head="by name"):
         ({"multi_head": LAYER, "fc": {"kernel": (8, 3)}, "h": {"fc": (8, 8)}}, {"fc/kernel"}),
     ],
 )
-def test_by_name(shapes, expected):
-    assert ends(shapes) == expected
+def test_by_name(tree, expected):
+    assert ends(tree) == expected
 
 
 @pytest.mark.parametrize(
-    ("shapes", "asks", "such_as"),
+    ("tree", "asks", "such_as"),
     [
         ({"layers": [{"kernel": (8, 9)}, {"kernel": (9, 3)}]}, "head", "layers/1/kernel"),
         ({"z": (6, 8), "mlp": LAYER, "readout": (8, 3)}, "embeddings", "z"),
         ({"table": {"x": (99, 8)}, "mlp": LAYER, "head": (8, 3)}, "embeddings", "table/x"),
     ],
 )
-def test_asks_where_a_matrix_may_be_an_end(shapes, asks, such_as):
+def test_asks_where_a_matrix_may_be_an_end(tree, asks, such_as):
     with pytest.raises(ValueError, match=f"^{asks} must be given: .*'{such_as}'"):
-        ends(shapes)
-    assert ends(shapes, **{asks: None}) == ends(shapes, **{asks: lb.matching(such_as)}) - {such_as}
+        ends(tree)
+    assert ends(tree, **{asks: None}) == ends(tree, **{asks: lb.matching(such_as)}) - {such_as}
 
 
 def test_a_network_without_biases_and_scales():
     """The rule that leaves vectors out is chosen here, so it may select nothing."""
-    ones = jax.tree.map(lambda x: jnp.ones(x.shape), params_of({"embed": (99, 8), "h": LAYER}))
-    for family in ("adamw", "lamb", "lans", "lars", "muon", "muonh", "sgd"):
-        decay = {} if family == "muonh" else {"weight_decay": 0.1}
-        run = lb.TunedRun(family, batch_size=8, total=800, learning_rate=0.1, **decay)
+    ones = jax.tree.map(lambda x: jnp.ones(x.shape), shapes({"embed": (99, 8), "h": LAYER}))
+    for family in FAMILIES:
+        decay = 0.1 * (family not in ("muonh", "adamh"))
+        run = lb.TunedRun(family, batch_size=8, total=800, learning_rate=0.1, weight_decay=decay)
         plan = lb.batch_plan(16, total=800, run=run)
         lb.planned_optimizer(plan, ones).init(ones)
         for rule in (lambda params: False, ~lb.at_least_ndim(0), {"embed": True, "h": False}):

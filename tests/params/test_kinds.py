@@ -1,35 +1,13 @@
 """Which parameters by what they are."""
 
-import equinox
-import jax
 import jax.numpy as jnp
 import optax
 import pytest
 
 import optax_largebatch as lb
 from optax_largebatch.params.rules import KINDS
+from tests.params.selection import selected, shapes
 
-PARAMS = {
-    "BatchNorm_0": {"scale": jnp.ones(3), "offset": jnp.ones(3)},
-    "bn_init": {"weight": jnp.ones((1, 3))},
-    "dense": {"bias": jnp.ones((2, 3)), "kernel": jnp.ones((3, 3)), "gain": jnp.ones(3)},
-    "normalizer_free": jnp.ones((2, 2)),
-    "final_rmsnorm": jnp.ones(3),
-    "blocks": {
-        "ln1": jnp.ones(3),
-        "ln_f": jnp.ones(3),
-        "q_norm_scale": jnp.ones(3),
-        "attn_ln": jnp.ones(3),
-        "gn1": jnp.ones(3),
-        "gamma_1": jnp.ones(3),
-    },
-    "final_ln": {"weight": jnp.ones(3)},
-    "linear": {"b": jnp.ones(2), "w": jnp.ones((2, 2))},
-    "temperature": jnp.ones(()),
-    "posembed_input": {"pos_embedding": jnp.ones((1, 4, 2))},
-    "cls": jnp.ones((1, 1, 2)),
-    "classes": jnp.ones((4, 2)),
-}
 BARE_NORMS = {
     "final_rmsnorm",
     "blocks/ln1",
@@ -39,7 +17,22 @@ BARE_NORMS = {
     "blocks/gn1",
     "blocks/gamma_1",
     "final_ln/weight",
+    "norm1/weight",
 }
+PARAMS = shapes(
+    {
+        "BatchNorm_0": {"scale": (3,), "offset": (3,)},
+        "bn_init": {"weight": (1, 3)},
+        "dense": {"bias": (2, 3), "kernel": (3, 3), "gain": (3,)},
+        "normalizer_free": (2, 2),
+        "linear": {"b": (2,), "w": (2, 2)},
+        "temperature": (),
+        "posembed_input": {"pos_embedding": (1, 4, 2)},
+        "cls": (1, 1, 2),
+        "classes": (4, 2),
+    }
+    | dict.fromkeys(BARE_NORMS, (3,))
+)
 OF = {
     "bias": {"dense/bias", "linear/b"},
     "norm": {"BatchNorm_0/scale", "BatchNorm_0/offset", "bn_init/weight", *BARE_NORMS},
@@ -48,13 +41,6 @@ OF = {
     "position": {"posembed_input/pos_embedding"},
     "token": {"cls"},
 }
-
-
-def selected(rule, params):
-    leaves = jax.tree_util.tree_leaves_with_path(rule.mask(params))
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="/") for path, chosen in leaves if chosen
-    }
 
 
 def test_every_kind_is_tested():
@@ -71,12 +57,6 @@ def test_kinds(kind):
 def test_several_kinds():
     assert selected(lb.matching_kinds("bias", "norm"), PARAMS) == OF["bias"] | OF["norm"]
     assert repr(~lb.matching_kinds("bias", "norm")) == "~matching_kinds('bias', 'norm')"
-
-
-def test_norms_of_equinox():
-    layers = [equinox.nn.Linear(2, 2, key=jax.random.key(0)), equinox.nn.LayerNorm(2)]
-    params = equinox.filter({"linear": layers[0], "norm1": layers[1]}, equinox.is_array)
-    assert selected(lb.matching_kinds("norm"), params) == {"norm1/weight", "norm1/bias"}
 
 
 def test_nothing_of_a_kind_is_an_error():

@@ -14,13 +14,9 @@ import optax_largebatch as lb
 KERNEL = {"kernel": jnp.ones((8, 16)), "bias": jnp.ones(16)}
 
 
-def attention(inputs=("query", "key", "value"), output="out"):
-    to_heads = {"kernel": jnp.ones((8, 2, 3)), "bias": jnp.zeros((2, 3))}
-    from_heads = {"kernel": jnp.ones((2, 3, 8)), "bias": jnp.zeros(8)}
-    return {**dict.fromkeys(inputs, to_heads), output: from_heads}
-
-
-QWEN = attention(("q_proj", "k_proj", "v_proj"), "o_proj")
+TO_HEADS = {"kernel": jnp.ones((8, 2, 3)), "bias": jnp.zeros((2, 3))}
+FROM_HEADS = {"kernel": jnp.ones((2, 3, 8)), "bias": jnp.zeros(8)}
+QWEN = dict.fromkeys(("q_proj", "k_proj", "v_proj"), TO_HEADS) | {"o_proj": FROM_HEADS}
 
 
 def convolutions(*shapes):
@@ -105,19 +101,17 @@ def test_what_is_no_matrix_needs_no_word(name):
 
 
 @pytest.mark.parametrize("output", ["out", "attention_output"])
-@pytest.mark.parametrize("layers", [0, 5])
-def test_attention_is_known_by_its_names(output, layers):
+def test_attention_is_known_by_its_names(output):
     """That of Flax, Keras and MaxText: one matrix of all heads, and biases that are none."""
-    params = {"self_attention": attention(output=output)}
-    if layers:
-        params = jax.tree.map(lambda x: jnp.stack([x] * layers, 1), params)
-    optimizer = lb.muonh(0.1, stacked={"attention": 1} if layers else None)
-    optimizer.init(params)
-    number, shapes = layers or 1, {"bias": {}, "kernel": {(8, 6): layers or 1}}
-    for x in lb.explain(optimizer, params).parameters:
-        outputs = {(6, 8): number} if "output" in x.name or "out/" in x.name else None
-        kind = x.name.rpartition("/")[2]
-        assert x.matrices == (outputs if outputs and kind == "kernel" else shapes[kind])
+    params = dict.fromkeys(("query", "key", "value"), TO_HEADS) | {output: FROM_HEADS}
+    stacks = jax.tree.map(lambda x: jnp.stack([x] * 5, 1), params)
+    for number, own, stacked in ((1, params, None), (5, stacks, {"attention": 1})):
+        optimizer = lb.muonh(0.1, stacked=stacked)
+        optimizer.init({"attention": own})
+        for x in lb.explain(optimizer, {"attention": own}).parameters:
+            _, name, kind = x.name.split("/")
+            sides = (6, 8) if name == output else (8, 6)
+            assert x.matrices == ({sides: number} if kind == "kernel" else {})
 
 
 @pytest.mark.parametrize(

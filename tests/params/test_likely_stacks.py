@@ -1,19 +1,10 @@
 """Which parameters look like stacks of layers that nobody declared."""
 
-import jax
-import jax.numpy as jnp
 import pytest
 
 import optax_largebatch as lb
 from optax_largebatch.params.likely_stacks import likely_stacks
-
-
-def shapes(tree):
-    return jax.tree.map(
-        lambda shape: jax.ShapeDtypeStruct(shape, jnp.float32),
-        tree,
-        is_leaf=lambda node: isinstance(node, tuple),
-    )
+from tests.params.selection import shapes
 
 
 def found(tree, stacked=None):
@@ -36,6 +27,11 @@ STACKS = {
     ),
     "whatever it is called": ({"h": LAYER, "head": DENSE}, "h/", ["dense/bias", "dense/kernel"]),
     "a kernel alone, by the name": ({"layers": {"kernel": (4, 8, 8)}}, "layers/", ["kernel"]),
+    "kernels alone in what GPT-2 calls h": (
+        {"h": {"up": (4, 8, 16), "down": (4, 16, 8)}, "wte": (9, 8)},
+        "h/",
+        ["up", "down"],
+    ),
     "by the name of linen": (
         {"ScanBlock_0": {"up": {"kernel": (4, 8, 16)}, "down": {"kernel": (4, 16, 8)}}},
         "ScanBlock_0/",
@@ -80,6 +76,7 @@ NO_STACKS = {
     },
     "one layer": {"layers": {"bias": (1, 8), "kernel": (1, 8, 8)}},
     "a single array": (4, 8, 8),
+    "a root of few parameters": {"query": {"bias": (2, 8), "kernel": (4, 2, 8)}, "kernel": (4, 4)},
 }
 
 

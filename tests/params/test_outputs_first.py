@@ -3,7 +3,6 @@
 import equinox
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import optax_largebatch as lb
@@ -44,21 +43,6 @@ def test_layers_of_equinox(stacked):
         "first/weight": {(27, 8): several},
         "linear/weight": {(8, 16): several},
     }
-
-
-def test_as_the_same_network_of_flax(x64):
-    """The default factor of Muon is that of the outputs over the inputs."""
-    random = np.random.default_rng(0)
-    kernel, gradient = (jnp.asarray(random.normal(size=(8, 16))) for _ in range(2))
-    flax, inner = {"kernel": kernel}, equinox.nn.Linear(8, 16, use_bias=False, key=KEYS[0])
-    linear = equinox.tree_at(lambda node: node.weight, inner, kernel.T)
-    turned = equinox.tree_at(lambda node: node.weight, inner, gradient.T)
-    updates = []
-    for params, grads in ((flax, {"kernel": gradient}), (linear, turned)):
-        optimizer = lb.muon(0.1)
-        found, _ = optimizer.update(grads, optimizer.init(params), params)
-        updates += jax.tree.leaves(found)
-    np.testing.assert_allclose(updates[0], updates[1].T, rtol=1e-12)
 
 
 def by_name(shapes):

@@ -13,12 +13,17 @@ def sizes(plan):
     return [stage.batch_size for stage in plan.stages]
 
 
+def seesaw(rate, batch_size, largest_batch, total, **settings):
+    """A plan that is as long as the run with its first batch."""
+    growth = lb.seesaw(batch_size, largest_batch=largest_batch)
+    return lb.batch_plan(growth, total=total, run=tuned(rate, batch_size, total), **settings)
+
+
 @pytest.mark.parametrize("decay", ["linear", "cosine"])
 @pytest.mark.parametrize("warmup", [0, 100_000])
 def test_seesaw_doubles_where_the_schedule_halves(decay, warmup):
     rate = lb.PlannedRate(0.4, total=1_000_000, warmup=warmup, decay=decay)
-    run = tuned(rate, 10, "1M")
-    plan = lb.batch_plan(lb.seesaw(10, largest_batch=85), total="1M", run=run)
+    plan = seesaw(rate, 10, 85, "1M")
     assert sizes(plan) == [10, 20, 40, 80]
     for j, stage in enumerate(plan.stages[1:], start=1):
         before, after = (float(rate(stage.first_example - back)) for back in (40, 0))
@@ -33,52 +38,39 @@ def test_seesaw_doubles_where_the_schedule_halves(decay, warmup):
 def test_seesaw_of_stairs():
     """The rate falls to a tenth at once: three doublings in one place."""
     stairs = optax.piecewise_constant_schedule(1.0, {500: 0.1, 800: 0.1})
-    plan = lb.batch_plan(lb.seesaw(1, largest_batch=64), total=1000, run=tuned(stairs, 1, 1000))
-    assert sizes(plan) == [1, 8, 64]
-    assert [stage.first_example for stage in plan.stages] == [0, 500, 804]
+    assert [stage[1:] for stage in seesaw(stairs, 1, 64, 1000).stages] == [
+        (0, 1), (500, 8), (804, 64),
+    ]  # fmt: skip
 
 
 def test_seesaw_without_a_fall():
-    plan = lb.batch_plan(
-        lb.seesaw(8, largest_batch=64),
-        total=1000,
-        run=tuned(lb.PlannedRate(1.0, end_value=0.6), 8, 1000),
-    )
-    assert sizes(plan) == [8]
+    assert sizes(seesaw(lb.PlannedRate(1.0, end_value=0.6), 8, 64, 1000)) == [8]
 
 
 def test_seesaw_with_tokens():
-    rate = lb.PlannedRate(1.0, total="1T", decay="linear")
-    plan = lb.batch_plan(
-        lb.seesaw(1024, largest_batch=4096),
-        total="1T",
-        sequence_length=4096,
-        run=tuned(rate, 1024, "1T"),
-    )
+    rate = lb.PlannedRate(1.0, decay="linear")
+    plan = seesaw(rate, 1024, 4096, "1T", sequence_length=4096)
     halves = [stage.first_example * 4096 for stage in plan.stages[1:]]
     np.testing.assert_allclose(halves, [5e11, 7.5e11], rtol=1e-4)
 
 
 def test_seesaw_after_a_short_warmup():
     """The peak lies between two of the points that are looked at first."""
-    rate = lb.PlannedRate(1.0, total="2M", warmup=100, decay="linear")
-    plan = lb.batch_plan(lb.seesaw(1, largest_batch=2), total="2M", run=tuned(rate, 1, "2M"))
+    plan = seesaw(lb.PlannedRate(1.0, warmup=100, decay="linear"), 1, 2, "2M")
     assert plan.stages[1].first_example == pytest.approx(1_000_050, abs=3)
 
 
 def test_seesaw_needs_a_rate_that_follows():
-    rate = lb.PlannedRate(1.0, total="2M")
-    growth = lb.seesaw(1, largest_batch=2)
     with pytest.raises(ValueError, match="law must move the learning rate with the batch"):
-        lb.batch_plan(growth, total="2M", run=tuned(rate, 1, "2M"), law="kept")
+        seesaw(lb.PlannedRate(1.0), 1, 2, "2M", law="kept")
     with pytest.raises(ValueError, match="above 0 somewhere"):
-        lb.batch_plan(growth, total="2M", run=tuned(lambda seen: 0 * seen, 1, "2M"))
+        seesaw(lambda seen: 0 * seen, 1, 2, "2M")
 
 
-@pytest.mark.parametrize("rate", [None, 0.1])
-def test_seesaw_needs_a_schedule(rate):
-    with pytest.raises(ValueError, match="must be a schedule of the examples seen for seesaw"):
-        lb.batch_plan(lb.seesaw(8, largest_batch=64), total=1000, run=rate and tuned(rate, 8, 1000))
+def test_seesaw_needs_a_schedule():
+    for run in (None, tuned(0.1, 8, 1000)):
+        with pytest.raises(ValueError, match="must be a schedule of the examples seen for seesaw"):
+            lb.batch_plan(lb.seesaw(8, largest_batch=64), total=1000, run=run)
 
 
 def test_seesaw_refuses_a_largest_batch_below_the_first():
@@ -91,15 +83,15 @@ def fitted(critical):
     return lb.fit_critical_batch_size(batches, [100 * (1 + critical / b) for b in batches])
 
 
-def noisy(scale):
-    return lb.NoiseScale(*map(jnp.asarray, (scale, scale / 2, scale * 2, 1.0, 1.0)))
+def within(measured, largest_batch=10**6, batch_size=100, **settings):
+    growth = lb.within_critical_batch_size(
+        measured, batch_size=batch_size, largest_batch=largest_batch, **settings
+    )
+    return lb.batch_plan(growth, total=20_000)
 
 
 def test_within_what_was_measured():
-    growth = lb.within_critical_batch_size(
-        {"1k": fitted(300.0), "4k": 500, "9k": fitted(1100.0)}, batch_size=100, largest_batch=700
-    )
-    plan = lb.batch_plan(growth, total=20_000)
+    plan = within({"1k": fitted(300.0), "4k": 500, "9k": fitted(1100.0)}, largest_batch=700)
     # 100, at most 300: 200; 500: 400; 1100, but at most 700: 400 still.
     assert [stage[1:] for stage in plan.stages] == [(0, 100), (1000, 200), (4000, 400)]
     assert "measured at 3 places" in plan.note
@@ -108,28 +100,20 @@ def test_within_what_was_measured():
 
 def test_above_the_critical_batch_and_never_back():
     measured = {0: 150.0, 1000: 401, 2000: 90}
-    plan = lb.batch_plan(
-        lb.within_critical_batch_size(measured, batch_size=100, largest_batch=10**6), total=4000
-    )
-    assert sizes(plan) == [100, 400]
-    growth = lb.within_critical_batch_size(measured, batch_size=100, largest_batch=10**6, times=2)
-    assert sizes(lb.batch_plan(growth, total=4000)) == [200, 800]
+    assert sizes(within(measured)) == [100, 400]
+    assert sizes(within(measured, times=2)) == [200, 800]
 
 
 def test_places_at_the_end_and_without_bound():
-    measured = {0: float("inf"), 4000: 10**6}
-    growth = lb.within_critical_batch_size(measured, batch_size=100, largest_batch=800)
-    assert sizes(lb.batch_plan(growth, total=4000)) == [800]
-    later = lb.within_critical_batch_size({4000: 10**6}, batch_size=100, largest_batch=800)
-    assert sizes(lb.batch_plan(later, total=4000)) == [100]
+    assert sizes(within({0: float("inf"), 20_000: 10**6}, 800)) == [800]
+    assert sizes(within({20_000: 10**6}, 800)) == [100]
     for tiny in ({0: 1e-320}, {0: 1e-320, 10: 5.0}):
-        never = lb.within_critical_batch_size(tiny, batch_size=100, largest_batch=800, times=1e-9)
-        assert sizes(lb.batch_plan(never, total=4000)) == [100]
+        assert sizes(within(tiny, times=1e-9)) == [100]
 
 
 def test_a_noise_scale_is_labelled_as_a_hint():
-    growth = lb.within_critical_batch_size({1000: noisy(500.0)}, batch_size=64, largest_batch=256)
-    plan = lb.batch_plan(growth, total=4000)
+    noise = lb.NoiseScale(*map(jnp.asarray, (500.0, 250.0, 1000.0, 1.0, 1.0)))
+    plan = within({1000: noise}, 256, batch_size=64)
     assert sizes(plan) == [64, 256]
     assert "hint" in str(plan)
 
@@ -145,4 +129,4 @@ def test_a_noise_scale_is_labelled_as_a_hint():
 )
 def test_refuses(measured, words):
     with pytest.raises((TypeError, ValueError), match=words):
-        lb.within_critical_batch_size(measured, batch_size=64, largest_batch=256)
+        within(measured)

@@ -82,13 +82,11 @@ def test_warns_of_a_rate_at_which_the_law_failed(optimizer, highest):
 def test_the_length_of_the_run():
     """Four times the batch and nine times the examples."""
     run = tuned(b1=0.98)
-    long = moved(run, 1024, times=9)
-    assert long["learning_rate"] == pytest.approx(2e-3 * 9**-0.32)
-    assert long["b1"] == pytest.approx(1 - 0.02 * 4 / 3)
-    assert long["eps"] == pytest.approx(1e-8 * math.sqrt(9 / 4))
-    # The timescale of the decay as a part of the run, B / (rate decay examples).
-    before, after = 256 / (1e-3 * 0.1), 1024 / (long["learning_rate"] * long["weight_decay"] * 9)
-    assert after == pytest.approx(before)
+    rate = 2e-3 * 9**-0.32
+    # The timescale of the decay stays the same part of the run: B / (rate decay examples).
+    expected = {"learning_rate": rate, "weight_decay": 1e-4 * 4 / 9 / rate, "b2": 0.999**4}
+    expected |= {"b1": 1 - 0.02 * 4 / 3, "eps": 1e-8 * 9**0.5 / 4**0.5}
+    assert moved(run, 1024, times=9) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -101,24 +99,15 @@ def test_decay_moves_by_its_kind(kind, expected):
 
 @pytest.mark.parametrize(
     ("b1", "b2", "batch", "expected"),
-    [(0.9, 0.999, 8192, (0.7, 0.968491)), (0.6, 0.94, 8192, (0.6, 0.94)),
+    [(0.9, 0.999, 8192, (0.7, 0.999**32)), (0.6, 0.94, 8192, (0.6, 0.94)),
      (0.95, 0.999, 1 << 20, (0.7, 0.95)), (0.995, 0.99999, 64, (0.995, 0.99999)),
-     (0.9, 0.999, 8, (0.99, 0.9999)), (0.9, 0.999, 256, (0.9, 0.999))],
+     (0.9, 0.999, 8, (0.99, 0.9999)), (0.9, 0.999, 256, (0.9, 0.999)),
+     (0.0, 0.9, 255, (1 / 256, 0.9 ** (255 / 256))), (0.62, 0.9, 64, (0.905, 0.9**0.25)),
+     (0.0, 0.9, 1, (0.99, 0.9 ** (1 / 256))), (0.9975, 0.99999, 1 << 20, (0.7, 0.99999**4096)),
+     (0.9975, 0.99999, 257, (0.997490234375, 0.99999 ** (257 / 256)))],
 )  # fmt: skip
 def test_bounds(b1, b2, batch, expected):
-    """They stop what moves, and do not pull what was beyond them."""
-    after = moved(tuned(b1=b1, b2=b2), batch)
-    assert (after["b1"], after["b2"]) == pytest.approx(expected, abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("b1", "b2", "batch", "expected"),
-    [(0.0, 0.9, 255, (1 / 256, 0.9 ** (255 / 256))), (0.0, 0.9, 128, (0.5, 0.9**0.5)),
-     (0.62, 0.9, 64, (0.905, 0.9**0.25)), (0.0, 0.9, 1, (0.99, 0.9 ** (1 / 256))),
-     (0.9975, 0.99999, 257, (0.997490234375, 0.99999 ** (257 / 256))),
-     (0.9975, 0.99999, 1 << 20, (0.7, 0.99999**4096))],
-)  # fmt: skip
-def test_from_beyond_a_bound_the_law_leads_back_without_a_jump(b1, b2, batch, expected):
+    """They stop what moves, and from beyond them the law leads back without a jump."""
     after = moved(tuned(b1=b1, b2=b2), batch)
     assert (after["b1"], after["b2"]) == pytest.approx(expected, abs=1e-9)
 
@@ -164,36 +153,25 @@ def test_a_stage_has_the_numbers_of_a_constant_batch(optimizer, law, old, batche
         for name in run.numbers.keys() - {"eps"}:
             expected = ramp.moved(stage.batch_size)[name].value
             assert float(getattr(ramp, name)(stage.first_step)) == pytest.approx(expected)
-            assert float(getattr(one, name)(0)) == pytest.approx(expected)
         factor = one.moved(stage.batch_size)["weight_decay"].value
         assert float(ramp.weight_decay(stage.first_step)) == pytest.approx(0.1 * factor)
     if "eps" in run.numbers:
         assert ramp.eps == ramp.moved(ramp.stages[-1].batch_size)["eps"].value
 
 
-def test_legew_keeps_the_steps_of_the_warm_up():
-    plan = lb.batch_plan(1024, total=4_096_000, run=tuned("lamb"), law="legew")
+@pytest.mark.parametrize("tokens", [1, 16])
+def test_legew_keeps_the_steps_of_the_warm_up(tokens):
+    total = 4_096_000 * tokens
+    run = tuned("lamb", total=total, learning_rate=lb.PlannedRate(1e-3, warmup=total // 16))
+    by_legew = {"total": total, "sequence_length": tokens, "law": "legew"}
+    plan = lb.batch_plan(1024, run=run, **by_legew)
     rates = [float(plan.learning_rate(step)) for step in (500, 1000, 1100)]
     assert rates[:2] == pytest.approx([1e-3, 2e-3], rel=1e-5)
     assert rates[2] < 2e-3
     with pytest.raises(ValueError, match=r"legew keeps the 1000 steps .* the run has 250 of 16384"):
-        lb.batch_plan(16384, total=4_096_000, run=tuned("lamb"), law="legew")
-
-
-def test_legew_counts_tokens():
-    tokens = 16
-    rate = lb.PlannedRate(1e-3, warmup=256_000 * tokens)
-    run = tuned("lamb", total=4_096_000 * tokens, learning_rate=rate)
-    plan = lb.batch_plan(
-        1024, total=4_096_000 * tokens, sequence_length=tokens, run=run, law="legew"
-    )
-    assert float(plan.learning_rate(1000)) == pytest.approx(2e-3, rel=1e-5)
-    with pytest.raises(ValueError, match=r"legew keeps the 1000 steps .* the run has 250 of 16384"):
-        dataclasses.replace(plan, stages=(lb.Stage(0, 0, 16384),), total_steps=250)
+        lb.batch_plan(16384, run=run, **by_legew)
     with pytest.raises(ValueError, match="learning_rate must be a PlannedRate for 'legew'"):
-        lb.batch_plan(
-            1024, total=10**6, run=tuned("lamb", learning_rate=lambda seen: seen), law="legew"
-        )
+        lb.batch_plan(1024, run=tuned("lamb", learning_rate=lambda seen: seen), **by_legew)
 
 
 def test_warmup_stable_decay():
@@ -337,7 +315,6 @@ def test_a_batch_size_for_the_length_of_a_run():
     [
         (512, 1e38, 9.0),
         (512, 1e-300, -5.0),
-        (512, 1e38, 1.0),
         (2, 2.0, 62.0),
         pytest.param(10**400, 1, 0.5, id="no float"),
     ],

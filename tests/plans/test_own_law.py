@@ -1,12 +1,11 @@
 """An optimizer of one's own: its row of the law, its plan, and `planned_optimizer`."""
 
-import jax
 import jax.numpy as jnp
 from numpy.testing import assert_allclose
-import optax
 import pytest
 
 import optax_largebatch as lb
+from tests.helpers import trained
 
 LAW = {"learning_rate": (1, -0.25), "momentum": (1, -0.5), "eps": (0.5,)}
 PARAMS = {"kernel": jnp.ones((4, 4)), "bias": jnp.ones(4)}
@@ -81,10 +80,7 @@ def test_no_way_leads_from_it_to_another():
 
 
 def after_three_steps(optimizer):
-    params, state = PARAMS, optimizer.init(PARAMS)
-    for _ in range(3):
-        updates, state = jax.jit(optimizer.update)(params, state, params)
-        params = optax.apply_updates(params, updates)
+    (params, _), _ = trained(optimizer, PARAMS, lambda params, _: params, jnp.arange(3))
     return params["kernel"]
 
 

@@ -129,27 +129,18 @@ def test_replaces_what_the_source_says():
 
 
 @pytest.mark.parametrize(
-    ("name", "given", "error", "said"),
+    ("name", "given", "says"),
     [
-        ("byol", {}, ValueError, "epochs must be one of 40, 100, 300, 1000 for"),
-        ("byol", {"epochs": 200}, ValueError, "epochs must be one of 40, 100, 300, 1000"),
-        (
-            "vicreg",
-            {"batch_size": 2048},
-            ValueError,
-            "epochs must be one of 100, 1000 for 'resnet50/lars/vicreg', got None",
-        ),
-        ("vicreg", {"epochs": 100}, ValueError, "batch_size must be given"),
-        ("albert", {"epochs": 3}, ValueError, "epochs must be None for 'albert/lamb/google'"),
-        ("moco-v3", {"epochs": 100, "total_steps": 99}, ValueError, "total_steps must be"),
-        ("byol", {"epochs": 40, "bias_learning_rate": 1.0}, ValueError, "bias_learning_rate must"),
-        ("lamb", {}, ValueError, "It is a part of"),
-        ("bert-large/adam", {}, ValueError, "got 'bert-large/adam'. Near it are bert-large/lamb"),
-        ("bert-large/lamb/mlperf", {}, ValueError, "batch_size must be given"),
+        ("byol", {"epochs": 200}, "epochs must be one of 40, 100, 300, 1000"),
+        ("vicreg", {"batch_size": 2048}, "epochs must be one of 100, 1000 for .*vicreg', got None"),
+        ("vicreg", {"epochs": 100}, "batch_size must be given"),
+        ("albert", {"epochs": 3}, "epochs must be None for 'albert/lamb/google'"),
+        ("moco-v3", {"epochs": 100, "total_steps": 99}, "total_steps must be"),
+        ("byol", {"epochs": 40, "bias_learning_rate": 1.0}, "bias_learning_rate must"),
+        ("bert-large/adam", {}, "got 'bert-large/adam'. Near it are bert-large/lamb"),
     ],
 )
-def test_wrong_arguments(name, given, error, said):
+def test_wrong_arguments(name, given, says):
     """What the ranges of single arguments, in test_public_arguments.py, do not say."""
-    with pytest.raises(error) as caught:
+    with pytest.raises(ValueError, match=says):
         lb.recipes.get(name, **given)
-    assert said in str(caught.value)

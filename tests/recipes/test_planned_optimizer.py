@@ -8,6 +8,7 @@ import optax
 import pytest
 
 import optax_largebatch as lb
+from tests import helpers
 from tests.conftest import slow_but
 
 PARAMS = {
@@ -66,12 +67,10 @@ def by_hand(optimizer, plan):
 
 
 def trained(optimizer, calls):
-    params, state = PARAMS, optimizer.init(PARAMS)
-    for call in range(calls):
-        gradients = jax.tree.map(lambda x, call=call: jnp.cos(x + call), params)
-        updates, state = optimizer.update(gradients, state, params)
-        params = optax.apply_updates(params, updates)
-    return params
+    def gradients(params, call):
+        return jax.tree.map(lambda x: jnp.cos(x + call), params)
+
+    return helpers.trained(optimizer, PARAMS, gradients, jnp.arange(calls, dtype=float))[0][0]
 
 
 OPTIMIZERS = ("adamw", "lamb", "lans", "lars", "sgd", "muon", "muonh", "adamh")
@@ -116,15 +115,6 @@ def test_takes_the_law_of_another_optimizer(optimizer, law):
         jax.eval_shape(optimizer_of_plan.update, PARAMS, state, PARAMS)
 
 
-def test_accumulates_micro_batches():
-    plan = planned("lamb", micro_batch_size=64)
-    optimizer = lb.planned_optimizer(plan, PARAMS)
-    state = optimizer.init(PARAMS)
-    for call in range(8):
-        _, state = optimizer.update(PARAMS, state, PARAMS)
-        assert int(state.macro_step) == plan.step_of_call(call + 1)
-
-
 @pytest.mark.parametrize("optimizer", slow_but(("muonh",), OPTIMIZERS))
 def test_clips_the_gradient_of_the_whole_batch(optimizer):
     """Not that of each micro-batch, which would bound the noise of each by itself."""
@@ -142,24 +132,6 @@ def test_clips_the_gradient_of_the_whole_batch(optimizer):
             updates, state = clipped.update(part, state, PARAMS)
         by_hand, expected = alone.update(optax.tree.scale(1 / norm, whole), expected, PARAMS)
     jax.tree.map(lambda x, y: assert_allclose(x, y, rtol=2e-4, atol=1e-9), updates, by_hand)
-
-
-def test_what_the_names_do_not_say_is_asked_for():
-    other = {"first": PARAMS["embed"], "layer": PARAMS["layer"], "last": PARAMS["head"]}
-    plan = planned("muonh")
-    with pytest.raises(ValueError, match=r"embeddings must be given: no name says where"):
-        lb.planned_optimizer(plan, other)
-    with pytest.raises(ValueError, match=r"head must be given: .*head=None if there are none"):
-        lb.planned_optimizer(plan, other, embeddings=None)
-    places = {"embeddings": lb.matching("first"), "head": lb.matching("last")}
-    explained = lb.explain(lb.planned_optimizer(plan, other, **places), other)
-    assert str(explained).count("muon") == 2  # the kernel, and the summary
-    alone = lb.explain(lb.planned_optimizer(plan, other, embeddings=None, head=None), other)
-    assert str(alone).count("muon") == 4
-    one = lb.explain(
-        lb.planned_optimizer(plan, other, embeddings=None, head=lb.matching("last")), other
-    )
-    assert str(one).count("muon") == 3
 
 
 def test_other_arguments_go_to_the_optimizer():
@@ -198,16 +170,6 @@ def test_there_is_no_decay_on_spheres(optimizer):
     run = lb.TunedRun(optimizer, batch_size=8, total=100, learning_rate=0.1, weight_decay=0.1)
     with pytest.raises(ValueError, match=f"weight_decay must be 0 for '{optimizer}'"):
         lb.planned_optimizer(lb.batch_plan(8, total=100, run=run), PARAMS)
-
-
-def test_stacked_layers_that_are_not_declared():
-    layers = {
-        name: jnp.stack([x, x]) for name, x in (("kernel", jnp.eye(4)), ("bias", jnp.ones(4)))
-    }
-    params = {"embed": PARAMS["embed"], "layers": layers, "head": PARAMS["head"]}
-    with pytest.raises(ValueError, match="stacked"):
-        lb.planned_optimizer(planned("muonh"), params)
-    lb.planned_optimizer(planned("muonh"), params, stacked={"layers/": 0})
 
 
 def test_refuses_a_plan_without_a_run():
