@@ -31,12 +31,11 @@ SHAPES += [(16,)] * 2
 """The parameters of a small transformer: a layer, a head, embeddings and a norm."""
 
 
-def all_reduces(optimizer, way):
-    """Their number in the compiled step, all parameters and moments split along axis 0."""
+def compiled_step(optimizer, way, shapes):
+    """The text of the compiled step, all parameters and moments split along axis 0."""
     mesh = mesh_of(fsdp=8)
     split = NamedSharding(mesh, P("fsdp"))
-    params = [jax.ShapeDtypeStruct(shape, "float32", sharding=split) for shape in SHAPES]
-    assert len(params) == 18
+    params = [jax.ShapeDtypeStruct(shape, "float32", sharding=split) for shape in shapes]
     state, shardings = state_on(mesh, optimizer, params)
 
     def step(params, state, gradients):
@@ -52,8 +51,13 @@ def all_reduces(optimizer, way):
     if way == "shard_map":
         specs = (P("fsdp"), jax.tree.map(lambda sharding: sharding.spec, shardings))
         step = jax.shard_map(step, mesh=mesh, in_specs=(*specs, P("fsdp")), out_specs=specs)
-    compiled = jax.jit(step, out_shardings=(split, shardings)).lower(params, state, params)
-    return len(re.findall(r" all-reduce(?:-start)?\(", compiled.compile().as_text()))
+    lowered = jax.jit(step, out_shardings=(split, shardings)).lower(params, state, params)
+    return lowered.compile().as_text()
+
+
+def all_reduces(optimizer, way):
+    """Their number in the step of the 18 leaves."""
+    return len(re.findall(r" all-reduce(?:-start)?\(", compiled_step(optimizer, way, SHAPES)))
 
 
 # All ways for one of them, and one way for each of the others; the rest is left to `test-slow`.
@@ -77,3 +81,11 @@ def test_one_leaf_at_a_time_it_would_be_two_each():
     """What is counted above is there to be counted: optax.lamb takes each norm twice."""
     with jax.numpy_dtype_promotion("standard"):
         assert all_reduces(optax.lamb(1e-3, weight_decay=0.01), "jit") >= 2 * 18 - 1
+
+
+def test_numbers_of_layers_are_whole_before_the_mesh_takes_them():
+    """XLA split the vector of radii before it took slices, and sent their edges to neighbours."""
+    optimizer = lb.muonh(1e-3, stacked=lb.stacked_layers({"[0-2]": 0}))
+    step = compiled_step(optimizer, "jit, told", [(8, 16, 16), (8, 16), (8, 16)])
+    assert "all-gather" in step
+    assert "collective-permute" not in step
