@@ -5,8 +5,6 @@ from pathlib import Path
 import re
 
 import jax
-from jax.extend.core import Primitive
-from jax.interpreters import mlir
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -88,25 +86,6 @@ def test_the_table_has_the_attributes_with_a_default():
                     used.add((name, file.relative_to(PACKAGE).as_posix()))
     table = {(name, file) for names, _, (file,), _ in rows(4) for name in names}
     assert table == used
-
-
-def test_a_lowering_knows_the_number_of_devices():
-    seen = []
-    noted = Primitive("noted")
-    noted.def_abstract_eval(lambda x: x)
-
-    def lowered(ctx, x):
-        seen.append(ctx.module_context.axis_context.num_devices)
-        return [x]
-
-    mlir.register_lowering(noted, lowered)
-    one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    jax.jit(noted.bind).lower(jax.ShapeDtypeStruct((8,), "float32", sharding=one))
-    if jax.device_count() == 8:
-        mesh = mesh_of(data=8)
-        split = NamedSharding(mesh, P("data"))
-        jax.jit(noted.bind).lower(jax.ShapeDtypeStruct((8,), "float32", sharding=split))
-    assert seen == [1, 8][: len(seen)]
 
 
 @several_devices
