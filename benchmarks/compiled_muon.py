@@ -347,7 +347,7 @@ OPTIMIZERS = {
 }
 """The first is what the others are compared with."""
 
-ROWS = {"temporaries_beyond_adamw": 2.0, "products_of_a_share": 1.1}
+ROWS = {"temporaries_beyond_adamw": 2.1, "products_of_a_share": 1.1}
 MESH = {
     "temporaries_of_own_parameters": 3.5,
     "products_of_a_share": 1.1,
@@ -356,7 +356,7 @@ MESH = {
 LIMITS = {
     "BERT-base, rows": ROWS,
     "BERT-large stacked, rows": ROWS,
-    "BERT-large stacked, layers": ROWS | {"temporaries_beyond_adamw": 0.5},  # nothing moves
+    "BERT-large stacked, layers": ROWS | {"temporaries_beyond_adamw": 0.65},  # nothing moves
     "24 layers stacked, 4 x 2": MESH,
     "24 layers stacked, rows over 4 x 2": MESH,
     "experts stacked, 2 x 2 x 2": MESH,

@@ -26,8 +26,8 @@ LIMITS = {
     "names in the package that say nothing": 147,
     "types in the package with the name of another": 0,
     "`told`, `apart`, `besides` and `beside` in the package": 23,
-    "tokens of benchmarks": 45_770,
-    "tokens of tests": 238_440,
+    "tokens of benchmarks": 45_765,
+    "tokens of tests": 214_910,
     "words in docs": 38_600,
     "pages in docs": 46,
 }

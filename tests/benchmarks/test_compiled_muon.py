@@ -25,7 +25,7 @@ def test_what_is_committed_is_allowed():
     [
         ({"collectives": "all-to-all:8"}, "allowed are 6 all-to-alls"),
         ({"collectives": "all-to-all:4 all-gather:1"}, "sends all-to-all:4 all-gather:1"),
-        ({"temporaries_beyond_adamw": "2.1"}, "temporaries_beyond_adamw is 2.1"),
+        ({"temporaries_beyond_adamw": "2.2"}, "temporaries_beyond_adamw is 2.2"),
         ({"exchanges_during_products": "1 of 4"}, "multiplies during 1 of 4 exchanges"),
         ({"products_of_a_share": "1.23"}, "products_of_a_share is 1.23"),
         ({"collectives": "all-to-all:4 all-reduce:1"}, "allowed are 0 all-reduces"),
