@@ -98,8 +98,9 @@ class NumberPerBlock(VectorOfBlocks):
             start = stop
             if leaves.mesh:
                 # XLA would split the vector before it takes slices, and send their edges around.
-                everywhere = NamedSharding(leaves.mesh, PartitionSpec())
-                of_leaf = jax.lax.with_sharding_constraint(of_leaf, everywhere)
+                of_leaf = jax.lax.with_sharding_constraint(
+                    of_leaf, NamedSharding(leaves.mesh, PartitionSpec())
+                )
             if segments:
                 of_leaf = segments.spread(of_leaf)
             for axis in axes:

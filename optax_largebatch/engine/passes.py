@@ -114,9 +114,7 @@ def inputs_of_each(
         return [(inputs, scalars)]
     answers = [list(map(jnp.unstack, of_round)) for of_round in inputs.answers]
     hoisted = [unstacked(program, k, x) for k, x in enumerate(inputs.hoisted)]
-    vectors = None
-    if not hoisted:
-        vectors = barrier(jax.vmap(lambda _: scalars)(jnp.arange(number)))
+    vectors = None if hoisted else barrier(jax.vmap(lambda _: scalars)(jnp.arange(number)))
     of_leaves = []
     for i in range(number):
         its_inputs = inputs._replace(

@@ -93,9 +93,7 @@ class Step:
         if any(program.closes_over for program in programs.values()):
             return self.run(on_a_mesh(arrays), arrays, programs)
         flat, structure = jax.tree.flatten(arrays)
-        like = gradients
-        if params is not None:
-            like = [params[i] for i in self._info.with_gradient]
+        like = gradients if params is None else [params[i] for i in self._info.with_gradient]
         types, results = jax.tree.flatten((like, state))
 
         def lowerings(platform: str | None) -> Lowering:
@@ -169,11 +167,12 @@ class Step:
     ) -> dict[int, Program]:
         """The program of each leaf, the same one for identical leaves."""
         global_dtype = accumulation_dtype(*[x.dtype() for x in by_leaf.values()])
+        info = self._info
         programs = {}
         for i, leaf in by_leaf.items():
             arrays, structure = jax.tree.flatten(leaf)
-            static = self._info.leaves[i]
-            spec = None if self._info.specs is None else self._info.specs[i]
+            static = info.leaves[i]
+            spec = None if info.specs is None else info.specs[i]
             identity = (static, spec, global_dtype, structure, *map(jax.typeof, arrays))
             if identity not in self._programs:
                 splits = functools.partial(leaves.split, i)

@@ -45,13 +45,12 @@ def variadic(statistics: list[Statistic], *_: Any) -> list[jax.Array]:
     """
     same_blocks: dict[Any, list[int]] = {}
     for k, x in enumerate(statistics):
-        blocks = x.array.shape, x.array.dtype, x.kept
-        same_blocks.setdefault(blocks, []).append(k)
+        same_blocks.setdefault((x.array.shape, x.array.dtype, x.kept), []).append(k)
     sums: dict[int, jax.Array] = {}
     for positions in same_blocks.values():
-        some = [statistics[k] for k in positions]
-        sums |= zip(positions, _reduced(some), strict=True)
-    return [sums[k] for k in range(len(statistics))]
+        same = _reduced([statistics[k] for k in positions])
+        sums |= zip(positions, same, strict=True)
+    return [sums[k] for k in sorted(sums)]
 
 
 def on_cpu(
@@ -135,9 +134,7 @@ def _tiles(statistics: list[Statistic], arrays: Any) -> Tiles | None:
     if any((x.array.shape, x.kept) != (shape, kept) for x in statistics):
         return None
     tiles = Tiles.of(shape, kept or ())
-    if tiles and all(map(tiles.can_tile, jax.tree.leaves(arrays))):
-        return tiles
-    return None
+    return tiles if tiles and all(map(tiles.can_tile, jax.tree.leaves(arrays))) else None
 
 
 def _in_calls(

@@ -57,8 +57,10 @@ class Tiles(NamedTuple):
         most = min(MAX_TILE_ELEMENTS // rows, length // (2 * TILES_PER_ITERATION)) // ALIGNMENT
         if not most:
             return None
-        widths = (ALIGNMENT * n for n in range(most, most // 2, -1))
-        columns = min(widths, key=lambda n: length % (TILES_PER_ITERATION * n))
+        columns = min(
+            range(ALIGNMENT * most, ALIGNMENT * (most // 2), -ALIGNMENT),
+            key=lambda n: length % (TILES_PER_ITERATION * n),
+        )
         return cls(shape, kept, rows, columns)
 
     @property
