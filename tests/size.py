@@ -27,7 +27,7 @@ LIMITS = {
     "types in the package with the name of another": 0,
     "`told`, `apart`, `besides` and `beside` in the package": 23,
     "tokens of benchmarks": 45_765,
-    "tokens of tests": 214_910,
+    "tokens of tests": 215_000,
     "words in docs": 38_600,
     "pages in docs": 46,
 }

@@ -74,6 +74,9 @@ NO_STACKS = {
             "out": {"kernel": (4, 4, 16)},
         }
     },
+    "as many heads as inputs": {"query": {"bias": (8, 4), "kernel": (8, 8, 4)}, "norm": (8,)},
+    "a dense layer and a convolution in a list": {"layers": [(8, 8), (8, 3, 8)], "norm": (8,)},
+    "biases and scales alone": {"norm": {"bias": (8, 4), "scale": (8, 4, 2)}, "kernel": (4,)},
     "one layer": {"layers": {"bias": (1, 8), "kernel": (1, 8, 8)}},
     "a single array": (4, 8, 8),
     "a root of few parameters": {"query": {"bias": (2, 8), "kernel": (4, 2, 8)}, "kernel": (4, 4)},
