@@ -47,9 +47,9 @@ KERNELS = {
         convolutions((3, 3, 3, 8), (3, 3, 8, 8), (1, 1, 8, 16)) | {"Dense": KERNEL},
         {"^Conv_1/kernel$": ((0, 1, 2), 3), "^Conv_2/kernel$": ((0, 1, 2), 3)},
     ),
-    "einsums of heads": (
-        {"q_einsum": {"w": jnp.ones((2, 8, 3))}, "scale": jnp.ones(8), "mlp": KERNEL},
-        {"(^|/)w$": (1, 2)},
+    "einsums of as many heads in as many groups": (
+        {"q_einsum": {"w": jnp.ones((2, 2, 8, 3))}, "scale": jnp.ones(8), "mlp": KERNEL},
+        {"(^|/)w$": (2, 3)},
     ),
     "outputs first": (
         {"q_proj": {"weight": jnp.ones((2, 3, 8))}, "norm": jnp.ones(8), "mlp": KERNEL},

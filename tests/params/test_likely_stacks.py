@@ -57,7 +57,7 @@ def test_stacks(name):
 NO_STACKS = {
     "dense layers": {"a": DENSE, "b": DENSE},
     "layers in a list": {"layers": [DENSE, DENSE]},
-    "kernels in a list": {"layers": [(8, 8), (8, 8)]},
+    "kernels in a list": {"layers": [(8, 8)] * 2},
     "convolutions": {"conv": {"bias": (8,), "kernel": (3, 3, 4, 8)}},
     "convolutions without biases": {"block": {"a": (3, 3, 4, 8), "b": (3, 3, 8, 8)}},
     "convolutions in layers": {"layers": {"conv_0": (3, 3, 4, 8), "conv_1": (3, 3, 8, 8)}},
