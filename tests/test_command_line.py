@@ -51,7 +51,7 @@ def refused(capsys):
     return run
 
 
-@pytest.mark.parametrize("part", [None, "lars", "ramps", "deepseek"])
+@pytest.mark.parametrize("part", [None, "lars", "ramps"])
 def test_lists_names(printed, part):
     words = f"recipes {part or ''}"
     assert printed(words) == recipes.table(part)
@@ -64,10 +64,13 @@ def test_lists_names(printed, part):
         ("bert-large/lamb/mlperf --batch-size 12288", "bert-large/lamb/mlperf",
          {"batch_size": 12288}),
         ("byol --batch-size 2048 --epochs 300", "byol", {"batch_size": 2048, "epochs": 300}),
-        ("barlow-twins --total-steps 9000 --learning-rate 0.5 --weight-decay 0", "barlow-twins",
-         {"total_steps": 9000, "learning_rate": 0.5, "weight_decay": 0.0}),
-        ("barlow-twins --bias-learning-rate 0.1 --warmup-steps 7 --examples 50000", "barlow-twins",
-         {"bias_learning_rate": 0.1, "warmup_steps": 7, "examples": 50000}),
+        (
+            "barlow-twins --bias-learning-rate 0.1 --warmup-steps 7 --examples 50000 "
+            "--total-steps 9000 --learning-rate 0.5 --weight-decay 0",
+            "barlow-twins",
+            {"bias_learning_rate": 0.1, "warmup_steps": 7, "examples": 50000, "total_steps": 9000,
+             "learning_rate": 0.5, "weight_decay": 0.0},
+        ),
     ],
 )  # fmt: skip
 def test_prints_a_recipe(printed, words, name, given):
@@ -82,7 +85,6 @@ def test_prints_a_recipe(printed, words, name, given):
 @pytest.mark.parametrize(
     ("words", "name", "given"),
     [
-        ("olmo", "olmo-1b", {}),
         ("gpt-3 --total 400B", "gpt-3/megatron", {"total": "400B"}),
         ("glm-4.5 --total 1T --increment 4096", "glm-4.5", {"total": "1T", "increment": 4096}),
     ],
@@ -147,14 +149,10 @@ HUGE = "9" * 400
         ("recipes olmo-1b --batch-size 3", "--batch-size is no option of 'olmo-1b'"),
         ("recipes byol --total 1T", "--total is no option of 'resnet50/lars/byol'"),
         ("recipes --increment 8", "name must be that of a recipe"),
-        ("recipes deepseek --increment 3072", "It is a part of deepseek-v2, deepseek-v3"),
-        ("recipes glm-4.5", "increment must be given for 'glm-4.5'"),
         (f"recipes resnet50/sgd/linear --batch-size 256 --total-steps {HUGE}",
          "a number is too large or too small"),
         ("plan 512 --total 20M --warmup 10k", "--optimizer must be given"),
-        ("plan 512 --total 20M --optimizer lamb", "--tuned-batch-size must be given"),
         ("plan 512 --total 20M --seesaw 4096", "must be a schedule"),
-        ("plan 0:512 --total 20M --devices 7", "devices = 1 x 7 = 7, got 512"),
     ],
 )  # fmt: skip
 def test_says_what_is_wrong(refused, words, said):

@@ -127,14 +127,14 @@ def test_digits_are_those_of_ascii(text):
 
 @pytest.mark.parametrize(
     ("value", "error"),
-    [*((x, TypeError) for x in (None, "2M", "", {}, 1j, True, object(), np.asarray(True))),
+    [*((x, TypeError) for x in (None, "2M", {}, 1j, True, np.asarray(True))),
      *((x, ValueError) for x in (-1, np.int8(-1), np.asarray(-1.0), np.nan, 10**400))],
 )  # fmt: skip
 def test_a_planned_rate_is_called_with_numbers(value, error):
     rate = lb.PlannedRate(0.1, total=1000)
     with pytest.raises(error, match="seen must be"):
         rate(value)
-    assert rate(np.inf) == rate(10**18) == rate(np.uint64(2**64 - 1)) == rate(1000) == 0
+    assert rate(np.inf) == rate(np.uint64(2**64 - 1)) == rate(1000) == 0
 
 
 @pytest.mark.parametrize(
@@ -145,6 +145,12 @@ def test_a_planned_rate_is_called_with_numbers(value, error):
 def test_seesaw_of_a_schedule_that_is_none(schedule, says):
     with pytest.raises(ValueError, match=f"learning_rate.*{says}"):
         lb.batch_plan(lb.seesaw(8, largest_batch=64), total=1000, run=tuned(learning_rate=schedule))
+
+
+def test_a_decay_of_several_numbers():
+    plan = lb.batch_plan(8, total=100, run=tuned(weight_decay=lambda seen: jnp.ones(3)))
+    with pytest.raises(ValueError, match=r"weight_decay: the schedule must return one number"):
+        plan.weight_decay(0)
 
 
 @pytest.mark.parametrize("name", ["learning_rate", "weight_decay"])
