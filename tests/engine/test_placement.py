@@ -168,7 +168,7 @@ def test_a_hyperparameter_that_a_program_closes_over_is_no_constant():
         np.testing.assert_array_equal(updates, factor * np.ones(3))
 
 
-def test_a_step_that_is_run_again_for_its_derivative():
+def test_a_step_that_is_run_again_for_its_derivative(x64):
     optimizer = lb.lans(1e-1, weight_decay=0.1)
     params = jnp.linspace(-1.0, 1.0, 12).reshape(3, 4)
     state = optimizer.init(params)
