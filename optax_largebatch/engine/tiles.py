@@ -57,9 +57,9 @@ class Tiles(NamedTuple):
         most = min(MAX_TILE_ELEMENTS // rows, length // (2 * TILES_PER_ITERATION)) // ALIGNMENT
         if not most:
             return None
-        columns = min(
-            range(ALIGNMENT * most, ALIGNMENT * (most // 2), -ALIGNMENT),
-            key=lambda n: length % (TILES_PER_ITERATION * n),
+        columns = ALIGNMENT * min(
+            range(most, most // 2, -1),
+            key=lambda n: length % (TILES_PER_ITERATION * ALIGNMENT * n),
         )
         return cls(shape, kept, rows, columns)
 

@@ -122,9 +122,9 @@ def _check(name: str, entry: Entry, passed: Numbers) -> None:
         else:
             check_number(key, value, "[0, inf)" if key == "weight_decay" else "(0, inf)")
     settings = {*rows(entry)[0], *entry.get("not_said", ())}
-    bias_rate = "bias_learning_rate"
+    has_bias_rate = "bias_learning_rate" in settings
     for key, fits, why in (
-        (bias_rate, bias_rate in settings, "biases have the rate of all parameters"),
+        ("bias_learning_rate", has_bias_rate, "biases have the rate of all parameters"),
         ("weight_decay", entry["algorithm"] not in ("muonh", "scaled_adam"), "optimizer has none"),
         ("epochs", "epochs" in settings, "length is published in steps: pass total_steps"),
     ):
