@@ -30,6 +30,9 @@ MIN_YNN_SIZE = 2**12
 LARGE = 2**17
 """The elements of a large leaf on a CPU."""
 
+LARGE_ON_FEW_CORES = 2**20
+"""Tiles of smaller leaves take as long as their terms, and longer to compile."""
+
 
 def plain(statistics: list[Statistic], *_: Any) -> list[jax.Array]:
     """A reduction for each statistic."""
@@ -66,17 +69,17 @@ def on_cpu(
     written first. A large leaf is cut into tiles, each of which is in the cache when it is added.
     On many cores a large leaf is left to YNN, which splits it between them.
     """
+    inputs = {id(x) for x in jax.tree.leaves(arrays)}
+    computed = [k for k, x in enumerate(statistics) if id(x.array) not in inputs]
     size = arrays[0][0].size
+    if size < MIN_YNN_SIZE or not computed:
+        return plain(statistics)
     if is_large(size):
         if tileable and has_few_cores() and (tiles := _tiles(statistics, arrays)):
             # Traced once for all tiles of a size.
             terms = jax.jit(lambda arrays: [x.term for x in recompute(arrays)], inline=True)
             return tiles.sums(terms, arrays)
         return _in_calls(len(statistics), recompute, arrays)
-    inputs = {id(x) for x in jax.tree.leaves(arrays)}
-    computed = [k for k, x in enumerate(statistics) if id(x.array) not in inputs]
-    if size < MIN_YNN_SIZE or not computed:
-        return plain(statistics)
 
     def computed_arrays(arrays: Any) -> list[jax.Array]:
         again = recompute(arrays)
@@ -92,7 +95,7 @@ def on_cpu(
 
 def is_large(size: int) -> bool:
     """Whether a leaf of so many elements should be read from a CPU's memory as rarely as it can."""
-    return size >= LARGE
+    return size >= (LARGE_ON_FEW_CORES if has_few_cores() else LARGE)
 
 
 @functools.cache
