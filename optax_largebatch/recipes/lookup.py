@@ -5,7 +5,7 @@ import math
 from typing import Any
 
 from optax_largebatch.arguments import check_integer, check_number
-from optax_largebatch.recipes.building import given
+from optax_largebatch.recipes.calls import given
 from optax_largebatch.recipes.catalogue import Entry, check_said, find, published, rows
 from optax_largebatch.recipes.recipe import Recipe
 from optax_largebatch.recipes.settings import Group
