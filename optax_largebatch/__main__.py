@@ -108,7 +108,7 @@ def _recipes(
         return json.dumps(names) if as_json else recipes.table(name)
     entry = find(name or "")
     is_ramp = entry["field"] == "ramps"
-    allowed = {*RAMP_OPTIONS, "learning_rate", "weight_decay"} if is_ramp else RECIPE_OPTIONS
+    allowed = RAMP_OPTIONS if is_ramp else RECIPE_OPTIONS
     for option in settings.keys() - allowed:
         raise ValueError(f"--{option.replace('_', '-')} is no option of {entry['name']!r}.")
     if is_ramp:
