@@ -8,6 +8,7 @@ from optax_largebatch.plans.counts import Count, count
 from optax_largebatch.plans.growth import Growth
 from optax_largebatch.plans.plan import BatchPlan
 from optax_largebatch.plans.stages import Start, starts_of
+from optax_largebatch.recipes.calls import given
 from optax_largebatch.recipes.catalogue import Entry, check_said, find
 
 
@@ -70,8 +71,7 @@ def ramp(
         raise ValueError(
             f"name must be that of a ramp; {entry['name']!r} is a recipe, for recipes.get."
         )
-    given = {"total": total, "increment": increment}
-    check_said(entry, [key for key in entry.get("not_said", ()) if given[key] is None])
+    check_said(entry, given(total=total, increment=increment))
     end = count("total", entry["total"] if total is None else total, at_least=1)
     starts = _starts(entry, increment)
     if entry.get("counted_in") == "percent":

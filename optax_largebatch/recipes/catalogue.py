@@ -1,6 +1,6 @@
 """The published settings as their sources give them, and their table."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator
 import difflib
 import functools
 from importlib import resources
@@ -155,7 +155,7 @@ def examples_to_target(name: str) -> dict[int, list[int]]:
 def published() -> dict[str, Entry]:
     """All entries by name."""
     return {
-        name: entry | {"name": name, "field": field}
+        name: {"not_said": [], **entry, "name": name, "field": field}
         for field in FIELDS
         for name, entry in _load(f"published/{field.replace(' ', '_')}.json").items()
     }
@@ -192,9 +192,9 @@ def find(text: str, batch_size: int | None = None) -> Entry:
     )
 
 
-def check_said(entry: Entry, missing: Sequence[str]) -> None:
-    """Checks that nothing is missing that the source does not say."""
-    if missing:
+def check_said(entry: Entry, given: Container[str]) -> None:
+    """Checks that all is given that the source does not say."""
+    if missing := [key for key in entry["not_said"] if key not in given]:
         units = f" Note that {entry['units']}." if "units" in entry else ""
         raise ValueError(
             f"{' and '.join(missing)} must be given for {entry['name']!r}: its source does not say "
@@ -208,7 +208,7 @@ def lines(part: str | None = None) -> Iterator[Line]:
     for name in names(part):
         entry = published()[name]
         cells = _cells_of_ramp(entry) if entry["field"] == "ramps" else _cells(rows(entry))
-        yield Line(entry["field"], name, *cells, ", ".join(entry.get("not_said", ())))
+        yield Line(entry["field"], name, *cells, ", ".join(entry["not_said"]))
 
 
 def _having(text: str) -> list[str]:

@@ -101,7 +101,7 @@ def get(
     _check(entry, passed)
     run, origin = _nearest(entry, _of_epochs(entry, passed), passed)
     settings = _in_steps(entry, run, passed)
-    replaced = sorted(passed.keys() - {"batch_size", *entry.get("not_said", ())})
+    replaced = sorted(passed.keys() - {"batch_size", *entry["not_said"]})
     if replaced:
         origin += f"; {', '.join(replaced)} as given here"
     if origin != "as published":  # the published result is that of another run
@@ -123,7 +123,7 @@ def _check(entry: Entry, passed: Numbers) -> None:
             check_integer(key, value, at_least=LEAST[key])
         else:
             check_number(key, value, "[0, inf)" if key == "weight_decay" else "(0, inf)")
-    settings = {*rows(entry)[0], *entry.get("not_said", ())}
+    settings = {*rows(entry)[0], *entry["not_said"]}
     has_bias_rate = "bias_learning_rate" in settings
     for key, fits, why in (
         ("bias_learning_rate", has_bias_rate, "biases have the rate of all parameters"),
@@ -186,12 +186,8 @@ def _nearest(
 
 def _in_steps(entry: Entry, run: Entry, passed: Numbers) -> Numbers:
     """The numbers of one run with those of the caller, all lengths in steps."""
-    missing = [
-        key
-        for key in entry.get("not_said", ())
-        if key not in passed and not ("total_steps" in passed and key in ("epochs", "examples"))
-    ]
-    check_said(entry, missing)
+    stands_for = ("epochs", "examples") if "total_steps" in passed else ()
+    check_said(entry, {*passed, *stands_for})
     settings = {key: _frozen(value) for key, value in run.items()} | passed
     examples = settings.pop("examples", entry.get("examples"))
 
