@@ -116,7 +116,7 @@ class Kept:
         return {self.numbers[keys]: x for keys, x in keyed_arrays(tree) if keys in self.numbers}
 
     def like_params(self, tree: Any) -> dict[int, Any]:
-        """Those of them that have the shapes of the parameters, and may be moments or averages."""
+        """The same without integers, and without arrays of other shapes than the parameters."""
         return {
             k: x
             for k, x in self.numbered(tree).items()

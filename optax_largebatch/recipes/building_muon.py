@@ -89,15 +89,15 @@ def _momentum(recipe: Settings) -> Any:
 def _decay(recipe: Settings) -> Any:
     if recipe.algorithm == "muonh":
         return None
-    if not recipe.weight_decay or not recipe.weight_decay_to_zero:
-        return recipe.weight_decay
-    return Call(
-        "lb.warmup_decay",
-        peak_value=recipe.weight_decay,
-        total_steps=recipe.total_steps,
-        decay="cosine",
-        variable="weight_decay",
-    )
+    if recipe.weight_decay and recipe.weight_decay_to_zero:
+        return Call(
+            "lb.warmup_decay",
+            peak_value=recipe.weight_decay,
+            total_steps=recipe.total_steps,
+            decay="cosine",
+            variable="weight_decay",
+        )
+    return recipe.weight_decay
 
 
 def _others(recipe: Settings, rules: dict[str, Any], stacked: Stacks) -> Call:
