@@ -63,7 +63,7 @@ def names(part: str | None = None) -> list[str]:
         >>> print(recipes.names("speech"))
         ['fastpitch/lamb/nvidia', 'rnnt/lamb/mlperf', 'zipformer/scaled_adam/icefall']
     """
-    chosen = sorted(published()) if part is None else _having(part)
+    chosen = _having(part or "")
     if not chosen:
         raise ValueError(
             f"part must be a field ({', '.join(FIELDS)}) or the beginning of a word of a "
@@ -124,7 +124,7 @@ def batch_sizes(name: str) -> list[int]:
         >>> print(recipes.batch_sizes("resnet50/lars/square-root"))
         [512, 1024, 4096, 8192]
     """
-    return sorted({run["batch_size"] for run in rows(find(name)) if "batch_size" in run})
+    return different(rows(find(name)), "batch_size")
 
 
 def examples_to_target(name: str) -> dict[int, list[int]]:
@@ -164,6 +164,11 @@ def published() -> dict[str, Entry]:
 def rows(entry: Entry) -> list[Entry]:
     """The runs of a recipe, each with the settings that all runs share; none for a ramp."""
     return [entry["common"] | point for point in entry.get("points", ())]
+
+
+def different(runs: list[Entry], key: str) -> list[Any]:
+    """The values that a setting has in those of the runs that have it, in ascending order."""
+    return sorted({run[key] for run in runs if key in run})
 
 
 def find(text: str, batch_size: int | None = None) -> Entry:
@@ -257,10 +262,11 @@ def _words(text: str) -> list[str]:
 
 def _cells(runs: list[Entry]) -> tuple[str, str, str]:
     """Batch sizes, epochs and results of a recipe."""
-    sizes = _listed([run.get("batch_size") for run in runs])
-    lengths = _listed([run.get("sequence_length") for run in runs])
+    sizes, lengths, epochs = (
+        _listed(different(runs, key)) for key in ("batch_size", "sequence_length", "epochs")
+    )
     sizes += f" x {lengths} tokens" if lengths and sizes else ""
-    return sizes, _listed([run.get("epochs") for run in runs]), _results(runs)
+    return sizes, epochs, _results(runs)
 
 
 def _cells_of_ramp(entry: Entry) -> tuple[str, str, str]:
@@ -283,15 +289,14 @@ def _results(runs: list[Entry]) -> str:
     if len({run.get("result") for run in runs}) == 1:
         return runs[0].get("result", "")
     having = [run for run in runs if "result" in run]
-    key = "batch_size" if len({run.get("batch_size") for run in having}) > 1 else "epochs"
+    key = "batch_size" if len(different(having, "batch_size")) > 1 else "epochs"
     return "; ".join(f"{run[key]}: {run['result']}" for run in having)
 
 
 def _listed(values: list[Any]) -> str:
-    known = sorted({*values} - {None})
-    if len(known) > 7:
-        return f"{len(known)} from {known[0]} to {known[-1]}"
-    return ", ".join(map(str, known))
+    if len(values) > 7:
+        return f"{len(values)} from {values[0]} to {values[-1]}"
+    return ", ".join(map(str, values))
 
 
 def _load(file: str) -> dict[str, Any]:

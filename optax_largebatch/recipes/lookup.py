@@ -6,7 +6,7 @@ from typing import Any
 
 from optax_largebatch.arguments import check_integer, check_number
 from optax_largebatch.recipes.calls import given
-from optax_largebatch.recipes.catalogue import Entry, check_said, find, rows
+from optax_largebatch.recipes.catalogue import Entry, check_said, different, find, rows
 from optax_largebatch.recipes.recipe import Recipe
 from optax_largebatch.recipes.settings import Group
 
@@ -139,7 +139,7 @@ def _check(entry: Entry, passed: Numbers) -> None:
 def _of_epochs(entry: Entry, passed: Numbers) -> list[Entry]:
     """The runs with the wanted number of epochs, at most one for each batch size."""
     runs = rows(entry)
-    lengths = sorted({run["epochs"] for run in runs if "epochs" in run})
+    lengths = different(runs, "epochs")
     if len(lengths) < 2:
         return runs
     batch_size = passed.get("batch_size")
