@@ -33,7 +33,7 @@ REACHED = {
 def recipes_table() -> str:
     """The recipes by field, one line for each."""
     parts = []
-    for field in FIELDS.values():
+    for field in FIELDS:
         if field == "ramps":
             continue
         has_epochs = any(line.length for line in lines(field))

@@ -106,15 +106,15 @@ def _recipes(
     names = recipes.names(name)
     if len(names) > 1 and not settings:
         return json.dumps(names) if as_json else recipes.table(name)
-    name = find(name or "")
-    is_ramp = name in recipes.names("ramps")
-    allowed = {*RAMP_OPTIONS, "learning_rate", "weight_decay"} if is_ramp else RECIPE_OPTIONS
+    entry = find(name or "")
+    is_ramp = entry["field"] == "ramps"
+    allowed = RAMP_OPTIONS if is_ramp else RECIPE_OPTIONS
     for option in settings.keys() - allowed:
-        raise ValueError(f"--{option.replace('_', '-')} is no option of {name!r}.")
+        raise ValueError(f"--{option.replace('_', '-')} is no option of {entry['name']!r}.")
     if is_ramp:
-        plan = recipes.ramp(name, **settings)
+        plan = recipes.ramp(entry["name"], **settings)
         return plan.to_json() if as_json else str(plan)
-    recipe = recipes.get(name, **settings)
+    recipe = recipes.get(entry["name"], **settings)
     if as_json:
         return json.dumps(dataclasses.asdict(recipe) | {"code": recipe.code()})
     lines = [textwrap.fill(x, 80, subsequent_indent="    ") for x in recipe.summary().split("\n")]

@@ -146,7 +146,7 @@ HUGE = "9" * 400
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("recipes olmo-1b --batch-size 3", "--batch-size is no option of 'olmo-1b'"),
+        ("recipes olmo-1b --learning-rate 1", "--learning-rate is no option of 'olmo-1b'"),
         ("recipes byol --total 1T", "--total is no option of 'resnet50/lars/byol'"),
         ("recipes --increment 8", "name must be that of a recipe"),
         (f"recipes resnet50/sgd/linear --batch-size 256 --total-steps {HUGE}",

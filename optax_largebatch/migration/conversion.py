@@ -98,7 +98,7 @@ class Conversion:
             is_whole: whether a block must be one old block, and not a part of it.
         """
         sizes = {k: np.bincount(ids[k].ravel())[ids[k]] for k in values}
-        of_elements = self.carried({k: np.ravel(x)[ids[k]] for k, x in values.items()})
+        of_elements = self.carried({k: x[ids[k]] for k, x in values.items()})
         old_sizes = self.carried(sizes)
         carried = {}
         for number in at_first.keys() & of_elements.keys():

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from optax_largebatch.migration.conversion import Conversion
-from optax_largebatch.params.owners import Keys, StateNode, keyed_arrays, nodes_of, numbers_of
+from optax_largebatch.params.owners import StateNode, keyed_arrays, nodes_of, numbers_of
 from optax_largebatch.params.paths import leaf_names
 from optax_largebatch.transforms.adam import ScaleByAdamState
 from optax_largebatch.transforms.momentum import AccumulateMomentumState
@@ -81,31 +81,31 @@ class Kept:
         """The same of the old parameters."""
         self.names = leaf_names(params)
         self.numbers = numbers_of(params)
+        self.shapes = list(map(jnp.shape, jax.tree.leaves(params)))
         self.nodes = _states(state)
         self.moments: list[Moment | None] = [None] * len(self.names)
         """The moments of each parameter, None where no node has any."""
         for node in self.nodes:
-            what = kind_of(node)
-            for name in _MOMENTS if what else ():
-                for keys, array in keyed_arrays(node.fields.get(name)):
-                    self._add(whose, Moment(what or "", node, {name: array}), keys)
+            if what := kind_of(node):
+                for field in _MOMENTS:
+                    self._add(whose, what, node, field)
 
-    def _add(self, whose: str, new: Moment, keys: Keys) -> None:
-        """Adds a moment of the parameter at these keys."""
-        (field,) = new.arrays
-        if keys not in self.numbers:
-            raise ValueError(
-                f"the {field} of {whose} must have the tree structure of params: it has an array "
-                f"for {'/'.join(keys)!r}, and params have {', '.join(self.names)}."
-            )
-        number = self.numbers[keys]
-        moment = self.moments[number] or new
-        if moment.node.keys != new.node.keys:
-            raise ValueError(
-                f"{whose} must hold the moments of {self.names[number]!r} once, and two of its "
-                "parts have them. optimizer.init(params) begins without the gradients so far."
-            )
-        self.moments[number] = moment._replace(arrays=moment.arrays | new.arrays)
+    def _add(self, whose: str, what: str, node: StateNode, field: str) -> None:
+        """Adds the moments in a field of a node."""
+        for keys, array in keyed_arrays(node.fields.get(field)):
+            if keys not in self.numbers:
+                raise ValueError(
+                    f"the {field} of {whose} must have the tree structure of params: it has an "
+                    f"array for {'/'.join(keys)!r}, and params have {', '.join(self.names)}."
+                )
+            number = self.numbers[keys]
+            moment = self.moments[number] or Moment(what, node, {})
+            if moment.node.keys != node.keys:
+                raise ValueError(
+                    f"{whose} must hold the moments of {self.names[number]!r} once, and two of its "
+                    "parts have them. optimizer.init(params) begins without the gradients so far."
+                )
+            self.moments[number] = moment._replace(arrays={**moment.arrays, field: array})
 
     def has(self, kind: type) -> bool:
         """Whether the state has a node of this kind."""
@@ -114,6 +114,14 @@ class Kept:
     def numbered(self, tree: Any) -> dict[int, Any]:
         """The arrays of a tree like the parameters, by the numbers of these."""
         return {self.numbers[keys]: x for keys, x in keyed_arrays(tree) if keys in self.numbers}
+
+    def like_params(self, tree: Any) -> dict[int, Any]:
+        """The same without integers, and without arrays of other shapes than the parameters."""
+        return {
+            k: x
+            for k, x in self.numbered(tree).items()
+            if jnp.issubdtype(jnp.result_type(x), jnp.inexact) and jnp.shape(x) == self.shapes[k]
+        }
 
     def forget(self, are_forgotten: list[bool]) -> None:
         """Begins some parameters anew."""

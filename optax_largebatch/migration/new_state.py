@@ -60,15 +60,14 @@ class NewState(NamedTuple):
             node: the node.
             keys: the keys on the way to it.
         """
-
-        def changed(path: Any, node: Any) -> Any:
-            here = *keys, *(jax.tree_util.keystr((key,), simple=True) for key in path)
-            state_node = next((x for x in self.new.nodes if x.keys == here), None)
-            return node._replace(**self._changed(state_node)) if state_node else node
-
-        return jax.tree_util.tree_map_with_path(
-            changed, node, is_leaf=lambda node: hasattr(node, "_fields")
-        )
+        state_node = next((x for x in self.new.nodes if x.keys == keys), None)
+        if state_node is None:  # an array, or a part of a copy of the parameters
+            return node
+        if hasattr(node, "_fields"):
+            return node._replace(**self._changed(state_node))
+        structure = jax.tree.structure(node, is_leaf=lambda x: x is not node)
+        below = state_node.fields.items()
+        return structure.unflatten(self.of(child, (*keys, key)) for key, child in below)
 
     def _changed(self, node: StateNode) -> dict[str, Any]:
         """The fields of a NamedTuple that change."""
@@ -126,14 +125,8 @@ class NewState(NamedTuple):
         """Whether a node collects numbers that most optimizers do not have."""
         if issubclass(node.kind, _OTHERS) or node.fields.keys() & _OF_LAST_STEP:
             return False
-        leaves = jax.tree.leaves(self.old.params)
-        has_foreign_moments = not _is_ours(node) and any(
-            _is_inexact(x) and jnp.shape(x) == jnp.shape(leaves[k])
-            for field in node.fields.values()
-            for k, x in self.old.numbered(field).items()
-        )
         return (
-            has_foreign_moments
+            (not _is_ours(node) and any(map(self.old.like_params, node.fields.values())))
             or ("count" in node.fields and len(node.fields) > 1)
             or issubclass(node.kind, ScaleByWarmedUpRateState)
         )
@@ -188,14 +181,9 @@ class NewState(NamedTuple):
             field: the field.
             others: a tree with what stands for old parameters of which the state has no such array.
         """
-        before = self.old.before
-        leaves = jax.tree.leaves(before.params)
-        values = {
-            k: x
-            for tree in (others, *(old_node.fields[field] for old_node in self._same(node)))
-            for k, x in before.numbered(tree).items()
-            if _is_inexact(x) and jnp.shape(x) == jnp.shape(leaves[k])
-        }
+        values = self.old.before.like_params(others)
+        for old_node in self._same(node):
+            values |= self.old.before.like_params(old_node.fields[field])
         likes = self.old.numbered(node.fields[field])
         carried = self.old.carried(values, likes)
         if likes.keys() - carried.keys() - self.old.forgotten:
@@ -206,19 +194,20 @@ class NewState(NamedTuple):
             )
         return jax.tree.structure(node.fields[field]).unflatten(
             # An array of bytes stands for a parameter that is its own master.
-            self._put(carried.get(k, like), like) if _is_inexact(like) else like
+            self._put(carried.get(k, like), like)
+            if jnp.issubdtype(jnp.result_type(like), jnp.inexact)
+            else like
             for k, like in likes.items()
         )
 
     def _neurons(self, node: StateNode) -> Any:
         """The second moments of neurons, 0 for parameters that had none."""
         before = self.old.before
-        leaves = jax.tree.leaves(before.params)
         values = {}
         for old_node in self._same(node):
             values |= _neurons_by_owner(old_node, before)
         if self.old.conversion:
-            values = {k: jnp.broadcast_to(x, jnp.shape(leaves[k])) for k, x in values.items()}
+            values = {k: jnp.broadcast_to(x, before.shapes[k]) for k, x in values.items()}
         carried = self.old.carried(values)
         taken = []
         for number, like in _neurons_by_owner(node, self.new).items():
@@ -321,10 +310,6 @@ def made_parts(
         for node in nodes_of(state)
         if (ids := tuple(map(id, node.fields.values()))) in made
     }
-
-
-def _is_inexact(x: Any) -> bool:
-    return jnp.issubdtype(jnp.result_type(x), jnp.inexact)
 
 
 def _is_ours(node: StateNode) -> bool:

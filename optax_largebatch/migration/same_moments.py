@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 from optax_largebatch.migration.moments import MICRO_STEPS, Kept, counters
-from optax_largebatch.params.owners import nodes_of
+from optax_largebatch.params.owners import nodes_of, nodes_of_kinds
 from optax_largebatch.wrappers.loss_scale import DynamicLossScaleState
 
 _STEPS = 3
@@ -192,8 +192,7 @@ def _after_a_step(who: str, update: Any, gradient: Any, state: Any) -> Any:
     """The state after a step, with the same gradient for all parts of a macro-batch."""
     before = 0
     while True:
-        nodes = list(nodes_of(state))
-        scales = [node.array("loss_scale") for node in nodes if node.is_one(DynamicLossScaleState)]
+        scales = [node.array("loss_scale") for node in nodes_of_kinds(state, DynamicLossScaleState)]
         scaled = jax.tree.map(lambda x, scales=scales: x * np.prod(scales), gradient)
         try:
             state = update(scaled, state)

@@ -8,7 +8,8 @@ from optax_largebatch.plans.counts import Count, count
 from optax_largebatch.plans.growth import Growth
 from optax_largebatch.plans.plan import BatchPlan
 from optax_largebatch.plans.stages import Start, starts_of
-from optax_largebatch.recipes.catalogue import Entry, check_said, find, published
+from optax_largebatch.recipes.calls import given
+from optax_largebatch.recipes.catalogue import Entry, check_said, find
 
 
 def ramp(
@@ -65,14 +66,14 @@ def ramp(
         14.8T tokens: at best 1x the time on the same devices, 0.504x on 2x as many,
         0.21x on 5x as many.
     """
-    name = find(name)
-    entry = published()[name]
+    entry = find(name)
     if entry["field"] != "ramps":
-        raise ValueError(f"name must be that of a ramp; {name!r} is a recipe, for recipes.get.")
-    given = {"total": total, "increment": increment}
-    check_said(name, [key for key in entry.get("not_said", ()) if given[key] is None])
+        raise ValueError(
+            f"name must be that of a ramp; {entry['name']!r} is a recipe, for recipes.get."
+        )
+    check_said(entry, given(total=total, increment=increment))
     end = count("total", entry["total"] if total is None else total, at_least=1)
-    starts = _starts(name, entry, increment)
+    starts = _starts(entry, increment)
     if entry.get("counted_in") == "percent":
         starts = [(-(-end * part // 100), batch) for part, batch in starts]
     note = f"{entry['task']}; {entry['source']}. {entry['note']}".removesuffix(".")
@@ -84,12 +85,13 @@ def ramp(
     )
 
 
-def _starts(name: str, entry: Entry, increment: int | None) -> list[Start]:
+def _starts(entry: Entry, increment: int | None) -> list[Start]:
     """The stages as they are counted in the source; a linear ramp has equally wide ones."""
     if "linear" not in entry:
         if increment is not None:
             raise ValueError(
-                f"increment must be None for {name!r}, whose stages are listed; got {increment!r}."
+                f"increment must be None for {entry['name']!r}, whose stages are listed; got "
+                f"{increment!r}."
             )
         return starts_of(entry["stages"])
     linear = entry["linear"]
@@ -98,7 +100,7 @@ def _starts(name: str, entry: Entry, increment: int | None) -> list[Start]:
     rise = linear["last"] - linear["first"]
     if rise % step:
         raise ValueError(
-            f"increment must divide {rise}, by which the batch size of {name!r} rises "
+            f"increment must divide {rise}, by which the batch size of {entry['name']!r} rises "
             f"({linear['first']} to {linear['last']}); got {increment}."
         )
     length = count("length", linear["length"])

@@ -22,10 +22,11 @@ SHAPE = (
 
 def schedule_call(
     recipe: Settings,
-    peak: float,
+    peak: float | None = None,
     variable: str = "schedule",
 ) -> Call:
     """The schedule of a recipe, for its learning rate or another one."""
+    peak = peak or recipe.learning_rate
     change = peak / recipe.learning_rate
     begin = recipe.warmup_begin_value * change
     end = recipe.end_value * change
@@ -33,10 +34,16 @@ def schedule_call(
     if recipe.decay == "inverse_sqrt":
         return Call("lb.warmup_inverse_sqrt", **warmup)
     if recipe.decay == "eden":
-        falls = {"lr_batches": recipe.lr_batches, "lr_epochs": recipe.lr_epochs}
-        starts = {"warmup_batches": recipe.warmup_steps, "warmup_start": round(begin / peak, 12)}
-        of_eden: Any = falls | {"steps_per_epoch": recipe.steps_per_stair} | starts
-        return Call("lb.eden", peak, **of_eden, variable=variable)
+        return Call(
+            "lb.eden",
+            peak,
+            lr_batches=recipe.lr_batches,
+            lr_epochs=recipe.lr_epochs,
+            steps_per_epoch=recipe.steps_per_stair,
+            warmup_batches=recipe.warmup_steps,
+            warmup_start=round(begin / peak, 12),
+            variable=variable,
+        )
     if recipe.decay == "exponential":
         epoch = recipe.steps_per_stair or 1
         return Call(
@@ -53,13 +60,17 @@ def schedule_call(
     if recipe.decay == "drops":
         drops = [round(part * recipe.total_steps) for part in recipe.drops or ()]
         return Call("lb.warmup_drops", drop_steps=drops, warmup_begin_value=begin, **warmup)
-    optional = {name: getattr(recipe, name) for name in SHAPE}
-    optional |= {"end_value": end, "warmup_begin_value": begin}
-    named = {"peak_value": peak, "total_steps": recipe.total_steps, "decay": recipe.decay}
-    named |= {name: value for name, value in optional.items() if value}
-    if recipe.decay_from_start:
-        named["decay_begin_step"] = 0
-    return Call("lb.warmup_decay", **named, variable=variable)
+    shape = {name: getattr(recipe, name) for name in SHAPE}
+    shape |= {"end_value": end, "warmup_begin_value": begin}
+    return Call(
+        "lb.warmup_decay",
+        peak_value=peak,
+        total_steps=recipe.total_steps,
+        decay=recipe.decay,
+        **{name: value or None for name, value in shape.items()},
+        decay_begin_step=0 if recipe.decay_from_start else None,
+        variable=variable,
+    )
 
 
 def optimizer_call(
@@ -74,31 +85,32 @@ def optimizer_call(
         mask: the parameters that are decayed and adapted; None for those of the recipe.
         stacked: the argument `stacked` of the optimizer.
     """
-    schedule = schedule_call(recipe, recipe.learning_rate)
+    schedule = schedule_call(recipe)
     decayed = without(recipe.not_decayed) if mask is None else mask
     adapted = without(recipe.not_adapted) if mask is None else mask
-    stacks = given(stacked=stacked)
     if recipe.algorithm == "sgd":
         return Call(
             "lb.chain",
-            Call("lb.add_decayed_weights", recipe.weight_decay, decayed, **stacks),
+            Call("lb.add_decayed_weights", recipe.weight_decay, decayed, stacked=stacked),
             Call("lb.accumulate_momentum", recipe.momentum, nesterov=True),
             Call("lb.scale_by_learning_rate", schedule),
         )
-    named = given(**{name: getattr(recipe, name) for name in ARGUMENTS})
-    named |= given(weight_decay_mask=decayed, trust_ratio_mask=adapted)
+    groups = None
     if recipe.bias_learning_rate is not None:
         biases = Call("lb.matching_kinds", *recipe.not_decayed) if mask is None else ~mask
         rate = schedule_call(recipe, recipe.bias_learning_rate, "bias_schedule")
-        named["groups"] = Call("lb.param_groups", {"params": biases, "learning_rate": rate})
-    return Call(f"lb.{recipe.algorithm}", schedule, **named, **stacks)
+        groups = Call("lb.param_groups", {"params": biases, "learning_rate": rate})
+    return Call(
+        f"lb.{recipe.algorithm}",
+        schedule,
+        **{name: getattr(recipe, name) for name in ARGUMENTS},
+        weight_decay_mask=decayed,
+        trust_ratio_mask=adapted,
+        groups=groups,
+        stacked=stacked,
+    )
 
 
 def without(kinds: tuple[str, ...]) -> Call | None:
     """The mask that leaves out some kinds of parameters."""
     return Call("~lb.matching_kinds", *kinds) if kinds else None
-
-
-def given(**arguments: Any) -> dict[str, Any]:
-    """The arguments that are not None."""
-    return {name: value for name, value in arguments.items() if value is not None}

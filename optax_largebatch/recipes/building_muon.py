@@ -8,7 +8,7 @@ from typing import Any
 from optax_largebatch.params.matrix_axes import MatrixAxes
 from optax_largebatch.params.rules import Rule
 from optax_largebatch.params.stacked import Stacks
-from optax_largebatch.recipes.building import given, schedule_call, without
+from optax_largebatch.recipes.building import schedule_call, without
 from optax_largebatch.recipes.calls import Call, made
 from optax_largebatch.recipes.settings import Group, Settings
 
@@ -39,22 +39,25 @@ def muon_call(
         "embeddings": Call("lb.matching", "embed") if embeddings is None else embeddings,
         "head": Call("lb.matching", "head") if head is None else head,
     }
-    tied = made(rules["embeddings"]) == made(rules["head"])
-    adamh_mask = rules["head"] if recipe.head_on_sphere and not tied else None
-    if tied or recipe.head_on_sphere:  # the last layer needs no settings of AdamW
+    of_adamh: dict[str, Any] = {}
+    if made(rules["embeddings"]) == made(rules["head"]):  # tied: it has the settings of embeddings
         del rules["head"]
-    schedule = schedule_call(recipe, recipe.learning_rate)
-    named = {name: getattr(recipe, name) for name in ARGUMENTS}
-    named |= {"beta": _momentum(recipe), "eps": recipe.matrix_eps}
-    named["weight_decay"] = recipe.weight_decay if recipe.algorithm == "muon" else None
-    if named["weight_decay"] and recipe.weight_decay_to_zero:
-        named["weight_decay"] = _over_the_run(recipe, "weight_decay", decay="cosine")
-    named["matrix_mask"] = _outside([*rules.values()])
-    if adamh_mask is not None:
-        named |= {"b1": recipe.b1, "b2": recipe.b2, "adam_eps": recipe.eps}
-    named |= {"adamh_mask": adamh_mask, "others": _others(recipe, rules, stacked)}
-    named |= {"matrix_axes": matrix_axes, "stacked": stacked}
-    optimizer = Call(f"lb.{recipe.algorithm}", schedule, **given(**named))
+    elif recipe.head_on_sphere:
+        of_adamh = {"b1": recipe.b1, "b2": recipe.b2, "adam_eps": recipe.eps}
+        of_adamh["adamh_mask"] = rules.pop("head")
+    optimizer = Call(
+        f"lb.{recipe.algorithm}",
+        schedule_call(recipe),
+        **{name: getattr(recipe, name) for name in ARGUMENTS},
+        beta=_momentum(recipe),
+        eps=recipe.matrix_eps,
+        weight_decay=_decay(recipe),
+        matrix_mask=_outside([*rules.values()]),
+        **of_adamh,
+        others=_others(recipe, rules, stacked),
+        matrix_axes=matrix_axes,
+        stacked=stacked,
+    )
     if recipe.max_grad_norm is None:
         return optimizer
     return Call("lb.chain", Call("lb.clip_by_global_norm", recipe.max_grad_norm), optimizer)
@@ -71,20 +74,30 @@ def _momentum(recipe: Settings) -> Any:
     if recipe.momentum_begin_value is None:
         return recipe.momentum
     decay_begins = recipe.warmup_begin_step + recipe.warmup_steps + (recipe.hold_steps or 0)
-    return _over_the_run(
-        recipe,
-        "momentum",
+    return Call(
+        "lb.warmup_decay",
+        peak_value=recipe.momentum,
+        total_steps=recipe.total_steps,
         end_value=recipe.momentum_end_value,
         warmup_steps=recipe.momentum_warmup_steps,
         warmup_begin_value=recipe.momentum_begin_value,
         hold_steps=decay_begins - recipe.momentum_warmup_steps,
+        variable="momentum",
     )
 
 
-def _over_the_run(recipe: Settings, name: str, **shape: Any) -> Call:
-    """The schedule of another number than the rate, with the value of the recipe as its peak."""
-    named = {"peak_value": getattr(recipe, name), "total_steps": recipe.total_steps}
-    return Call("lb.warmup_decay", **named, **shape, variable=name)
+def _decay(recipe: Settings) -> Any:
+    if recipe.algorithm == "muonh":
+        return None
+    if recipe.weight_decay and recipe.weight_decay_to_zero:
+        return Call(
+            "lb.warmup_decay",
+            peak_value=recipe.weight_decay,
+            total_steps=recipe.total_steps,
+            decay="cosine",
+            variable="weight_decay",
+        )
+    return recipe.weight_decay
 
 
 def _others(recipe: Settings, rules: dict[str, Any], stacked: Stacks) -> Call:
@@ -110,8 +123,8 @@ def _others(recipe: Settings, rules: dict[str, Any], stacked: Stacks) -> Call:
     links = [Call("lb.scale_by_adam", recipe.b1, recipe.b2, recipe.eps)]
     decay = per_group("weight_decay", rest.weight_decay)
     if decay:
-        mask = given(weight_decay_mask=without(recipe.not_decayed), stacked=stacked)
-        links.append(Call("lb.add_decayed_weights", decay, **mask))
+        mask = without(recipe.not_decayed)
+        links.append(Call("lb.add_decayed_weights", decay, weight_decay_mask=mask, stacked=stacked))
     rate = per_group("learning_rate", _rate(recipe, rest, "rest_schedule"))
     return Call("lb.chain", *links, Call("lb.scale_by_learning_rate", rate))
 
@@ -119,8 +132,7 @@ def _others(recipe: Settings, rules: dict[str, Any], stacked: Stacks) -> Call:
 def _rate(recipe: Settings, group: Group, name: str) -> Call:
     """The schedule of a group: that of the matrices, but for the peak and the hold."""
     if group.learning_rate is None and recipe.others_hold_steps is None:
-        return schedule_call(recipe, recipe.learning_rate)
-    peak = group.learning_rate or recipe.learning_rate
+        return schedule_call(recipe)
     if recipe.others_hold_steps is not None:
         recipe = dataclasses.replace(recipe, hold_steps=recipe.others_hold_steps)
-    return schedule_call(recipe, peak, name)
+    return schedule_call(recipe, group.learning_rate, name)

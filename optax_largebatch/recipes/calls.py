@@ -18,7 +18,7 @@ class Call:
         *arguments: its positional arguments.
         variable: the name that its result has in a program, or None.
         owner: the call whose result has the method.
-        **named: its other arguments.
+        **named: its other arguments; those that are None are left out.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class Call:
     ) -> None:
         self.function = function
         self.arguments = arguments
-        self.named = named
+        self.named = given(**named)
         self.variable = variable
         self.owner = owner
 
@@ -61,11 +61,15 @@ class Call:
 
 def program(optimizer: Call) -> str:
     """Python code that builds an optimizer and its variables."""
-    variables = optimizer.variables()
+    variables = optimizer.variables() | {"optimizer": optimizer}
     lines = [f"{name} = {call.code()}" for name, call in variables.items()]
     imports = ["import optax"] if any("optax." in line for line in lines) else []
-    imports += ["import optax_largebatch as lb", ""]
-    return "\n".join([*imports, *lines, f"optimizer = {optimizer.code()}"])
+    return "\n".join([*imports, "import optax_largebatch as lb", "", *lines])
+
+
+def given(**arguments: Any) -> dict[str, Any]:
+    """The arguments that are not None."""
+    return {name: value for name, value in arguments.items() if value is not None}
 
 
 def made(value: Any) -> Any:

@@ -1,6 +1,6 @@
 """The published settings as their sources give them, and their table."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Iterator
 import difflib
 import functools
 from importlib import resources
@@ -13,14 +13,8 @@ from optax_largebatch.arguments import check_choice
 from optax_largebatch.plans.counts import count, written
 from optax_largebatch.plans.stages import starts_of
 
-FIELDS = {
-    "language": "language",
-    "supervised_vision": "supervised vision",
-    "self_supervised_vision": "self-supervised vision",
-    "speech": "speech",
-    "ramps": "ramps",
-}
-"""The files in `published`, with the names of their fields. Ramps are batch sizes that grew."""
+FIELDS = ("language", "supervised vision", "self-supervised vision", "speech", "ramps")
+"""The files in `published`, with "_" for spaces. Ramps are batch sizes that grew."""
 
 WIDTH = 80
 SPELLED_ALIKE = 0.75
@@ -38,6 +32,7 @@ Entry = dict[str, Any]
 class Line(NamedTuple):
     """A recipe or a ramp in the table. A field is empty if the source does not say it."""
 
+    field: str
     name: str
     batch_sizes: str
     length: str
@@ -45,7 +40,6 @@ class Line(NamedTuple):
     result: str
     not_said: str
     """The settings that `get` or `ramp` must be given."""
-    source: str
 
 
 def names(part: str | None = None) -> list[str]:
@@ -69,10 +63,10 @@ def names(part: str | None = None) -> list[str]:
         >>> print(recipes.names("speech"))
         ['fastpitch/lamb/nvidia', 'rnnt/lamb/mlperf', 'zipformer/scaled_adam/icefall']
     """
-    chosen = sorted(published()) if part is None else _having(part)
+    chosen = _having(part or "")
     if not chosen:
         raise ValueError(
-            f"part must be a field ({', '.join(FIELDS.values())}) or the beginning of a word of a "
+            f"part must be a field ({', '.join(FIELDS)}) or the beginning of a word of a "
             f"name, such as 'lars'; got {part!r}. recipes.table() has all names."
         )
     return chosen
@@ -98,8 +92,8 @@ def table(part: str | None = None) -> str:
             batch size 4096; epochs 40, 100, 300, 1000; reached 1000: 74.3% top-1
     """
     text: list[str] = []
-    for field in FIELDS.values():
-        in_field = [line for line in lines(part) if published()[line.name]["field"] == field]
+    for field in FIELDS:
+        in_field = [line for line in lines(part) if line.field == field]
         text += ["", field.upper()] if in_field else []
         for line in in_field:
             cells = {
@@ -130,7 +124,7 @@ def batch_sizes(name: str) -> list[int]:
         >>> print(recipes.batch_sizes("resnet50/lars/square-root"))
         [512, 1024, 4096, 8192]
     """
-    return batch_sizes_of(find(name))
+    return different(rows(find(name)), "batch_size")
 
 
 def examples_to_target(name: str) -> dict[int, list[int]]:
@@ -161,9 +155,9 @@ def examples_to_target(name: str) -> dict[int, list[int]]:
 def published() -> dict[str, Entry]:
     """All entries by name."""
     return {
-        name: entry | {"field": field}
-        for file, field in FIELDS.items()
-        for name, entry in _load(f"published/{file}.json").items()
+        name: {"not_said": [], **entry, "name": name, "field": field}
+        for field in FIELDS
+        for name, entry in _load(f"published/{field.replace(' ', '_')}.json").items()
     }
 
 
@@ -172,8 +166,13 @@ def rows(entry: Entry) -> list[Entry]:
     return [entry["common"] | point for point in entry.get("points", ())]
 
 
-def find(text: str, batch_size: int | None = None) -> str:
-    """The full name of a recipe or ramp, from words that people call it by.
+def different(runs: list[Entry], key: str) -> list[Any]:
+    """The values that a setting has in those of the runs that have it, in ascending order."""
+    return sorted({run[key] for run in runs if key in run})
+
+
+def find(text: str, batch_size: int | None = None) -> Entry:
+    """A recipe or ramp, from words that people call it by.
 
     Args:
         text: its name, another name in `also`, or words of these that no other entry has.
@@ -184,12 +183,12 @@ def find(text: str, batch_size: int | None = None) -> str:
     for fits in (
         lambda name: words in _names_of(name),
         lambda name: all(word in _words_of(name) for word in words),
-        lambda name: batch_size in batch_sizes_of(name),
+        lambda name: batch_size in batch_sizes(name),
     ):
         if len(having) > 1:
             having = list(filter(fits, having)) or having
     if len(having) == 1:
-        return having[0]
+        return published()[having[0]]
     near = having or _near(words)
     raise ValueError(
         f"name must be that of a recipe or ramp, or words that no other has; got {text!r}. "
@@ -198,32 +197,23 @@ def find(text: str, batch_size: int | None = None) -> str:
     )
 
 
-def batch_sizes_of(name: str) -> list[int]:
-    """The batch sizes of an entry, by its full name; none for a ramp."""
-    return sorted({run["batch_size"] for run in rows(published()[name]) if "batch_size" in run})
-
-
-def check_said(name: str, missing: Sequence[str]) -> None:
-    """Checks that nothing is missing that the source does not say."""
-    entry = published()[name]
-    if missing:
+def check_said(entry: Entry, given: Container[str]) -> None:
+    """Checks that all is given that the source does not say."""
+    if missing := [key for key in entry["not_said"] if key not in given]:
         units = f" Note that {entry['units']}." if "units" in entry else ""
         raise ValueError(
-            f"{' and '.join(missing)} must be given for {name!r}: its source does not say "
+            f"{' and '.join(missing)} must be given for {entry['name']!r}: its source does not say "
             f"{'it' if len(missing) == 1 else 'them'}, and nothing is filled in.{units} The source "
             f"is {entry['source']}."
         )
 
 
-def lines(part: str | None = None) -> list[Line]:
+def lines(part: str | None = None) -> Iterator[Line]:
     """What the table has of each recipe and ramp; `part` is as for `names`."""
-    of_names = []
     for name in names(part):
         entry = published()[name]
         cells = _cells_of_ramp(entry) if entry["field"] == "ramps" else _cells(rows(entry))
-        not_said = ", ".join(entry.get("not_said", ()))
-        of_names.append(Line(name, *cells, not_said, entry["source"]))
-    return of_names
+        yield Line(entry["field"], name, *cells, ", ".join(entry["not_said"]))
 
 
 def _having(text: str) -> list[str]:
@@ -272,10 +262,11 @@ def _words(text: str) -> list[str]:
 
 def _cells(runs: list[Entry]) -> tuple[str, str, str]:
     """Batch sizes, epochs and results of a recipe."""
-    sizes = _listed([run.get("batch_size") for run in runs])
-    lengths = _listed([run.get("sequence_length") for run in runs])
+    sizes, lengths, epochs = (
+        _listed(different(runs, key)) for key in ("batch_size", "sequence_length", "epochs")
+    )
     sizes += f" x {lengths} tokens" if lengths and sizes else ""
-    return sizes, _listed([run.get("epochs") for run in runs]), _results(runs)
+    return sizes, epochs, _results(runs)
 
 
 def _cells_of_ramp(entry: Entry) -> tuple[str, str, str]:
@@ -298,17 +289,15 @@ def _results(runs: list[Entry]) -> str:
     if len({run.get("result") for run in runs}) == 1:
         return runs[0].get("result", "")
     having = [run for run in runs if "result" in run]
-    key = "batch_size" if len({run.get("batch_size") for run in having}) > 1 else "epochs"
+    key = "batch_size" if len(different(having, "batch_size")) > 1 else "epochs"
     return "; ".join(f"{run[key]}: {run['result']}" for run in having)
 
 
 def _listed(values: list[Any]) -> str:
-    known = sorted({*values} - {None})
-    if len(known) > 7:
-        return f"{len(known)} from {known[0]} to {known[-1]}"
-    return ", ".join(map(str, known))
+    if len(values) > 7:
+        return f"{len(values)} from {values[0]} to {values[-1]}"
+    return ", ".join(map(str, values))
 
 
-@functools.cache
 def _load(file: str) -> dict[str, Any]:
     return json.loads(resources.files("optax_largebatch.recipes").joinpath(file).read_text())

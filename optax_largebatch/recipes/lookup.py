@@ -5,8 +5,8 @@ import math
 from typing import Any
 
 from optax_largebatch.arguments import check_integer, check_number
-from optax_largebatch.recipes.building import given
-from optax_largebatch.recipes.catalogue import Entry, check_said, find, published, rows
+from optax_largebatch.recipes.calls import given
+from optax_largebatch.recipes.catalogue import Entry, check_said, different, find, rows
 from optax_largebatch.recipes.recipe import Recipe
 from optax_largebatch.recipes.settings import Group
 
@@ -17,11 +17,11 @@ STATED_RULES = {"linear": ("B / 256", lambda batch: batch / 256), "sqrt": ("sqrt
 """The factors by which sources multiply a base learning rate."""
 
 ROUNDINGS = {
-    "nearest": lambda epochs, examples, batch: round(epochs * examples / batch),
-    "down": lambda epochs, examples, batch: epochs * examples // batch,
-    "full batches": lambda epochs, examples, batch: epochs * (examples // batch),
-    "all batches": lambda epochs, examples, batch: epochs * math.ceil(examples / batch),
-    "nearest batches": lambda epochs, examples, batch: epochs * round(examples / batch),
+    "nearest": (round, "run"),
+    "down": (math.floor, "run"),
+    "full batches": (math.floor, "epoch"),
+    "all batches": (math.ceil, "epoch"),
+    "nearest batches": (round, "epoch"),
 }
 """How a source rounds epochs to steps: the whole run, or each epoch."""
 
@@ -83,10 +83,11 @@ def get(
         >>> print(recipe.learning_rate, recipe.warmup_steps, recipe.total_steps)
         2.4 6255 187670
     """
-    name = find(name, batch_size)
-    entry = published()[name]
+    entry = find(name, batch_size)
     if entry["field"] == "ramps":
-        raise ValueError(f"name must be that of a recipe; {name!r} is a ramp, for recipes.ramp.")
+        raise ValueError(
+            f"name must be that of a recipe; {entry['name']!r} is a ramp, for recipes.ramp."
+        )
     passed = given(
         batch_size=batch_size,
         epochs=epochs,
@@ -97,10 +98,10 @@ def get(
         bias_learning_rate=bias_learning_rate,
         weight_decay=weight_decay,
     )
-    _check(name, entry, passed)
-    run, origin = _nearest(name, entry, _of_epochs(name, rows(entry), passed), passed)
-    settings = _in_steps(name, entry, run, passed)
-    replaced = sorted(passed.keys() - {"batch_size", *entry.get("not_said", ())})
+    _check(entry, passed)
+    run, origin = _nearest(entry, _of_epochs(entry, passed), passed)
+    settings = _in_steps(entry, run, passed)
+    replaced = sorted(passed.keys() - {"batch_size", *entry["not_said"]})
     if replaced:
         origin += f"; {', '.join(replaced)} as given here"
     if origin != "as published":  # the published result is that of another run
@@ -109,19 +110,20 @@ def get(
         settings[key] = _frozen(entry[key])
     if "units" in entry:
         origin += f"; {entry['units']}"
-    recipe = Recipe(name=name, origin=origin, dialect=entry.get("dialect"), **settings)
+    dialect = entry.get("dialect")
+    recipe = Recipe(name=entry["name"], origin=origin, dialect=dialect, **settings)
     recipe.schedule()  # raises an error if the run is shorter than its warm-up
     return recipe
 
 
-def _check(name: str, entry: Entry, passed: Numbers) -> None:
+def _check(entry: Entry, passed: Numbers) -> None:
     """Checks the settings that the caller passed, and that the recipe has them."""
     for key, value in passed.items():
         if key in LEAST:
             check_integer(key, value, at_least=LEAST[key])
         else:
             check_number(key, value, "[0, inf)" if key == "weight_decay" else "(0, inf)")
-    settings = {*rows(entry)[0], *entry.get("not_said", ())}
+    settings = {*rows(entry)[0], *entry["not_said"]}
     has_bias_rate = "bias_learning_rate" in settings
     for key, fits, why in (
         ("bias_learning_rate", has_bias_rate, "biases have the rate of all parameters"),
@@ -129,12 +131,15 @@ def _check(name: str, entry: Entry, passed: Numbers) -> None:
         ("epochs", "epochs" in settings, "length is published in steps: pass total_steps"),
     ):
         if key in passed and not fits:
-            raise ValueError(f"{key} must be None for {name!r}, whose {why}; got {passed[key]!r}.")
+            raise ValueError(
+                f"{key} must be None for {entry['name']!r}, whose {why}; got {passed[key]!r}."
+            )
 
 
-def _of_epochs(name: str, runs: list[Entry], passed: Numbers) -> list[Entry]:
+def _of_epochs(entry: Entry, passed: Numbers) -> list[Entry]:
     """The runs with the wanted number of epochs, at most one for each batch size."""
-    lengths = sorted({run["epochs"] for run in runs if "epochs" in run})
+    runs = rows(entry)
+    lengths = different(runs, "epochs")
     if len(lengths) < 2:
         return runs
     batch_size = passed.get("batch_size")
@@ -142,14 +147,13 @@ def _of_epochs(name: str, runs: list[Entry], passed: Numbers) -> list[Entry]:
     wanted = passed.pop("epochs", min(at) if len(at) == 1 else None)
     if wanted not in lengths:
         raise ValueError(
-            f"epochs must be one of {', '.join(map(str, lengths))} for {name!r}, got {wanted}: its "
-            "settings differ with them. For another length, give total_steps, too."
+            f"epochs must be one of {', '.join(map(str, lengths))} for {entry['name']!r}, got "
+            f"{wanted}: its settings differ with them. For another length, give total_steps, too."
         )
     return [run for run in runs if run["epochs"] == wanted]
 
 
 def _nearest(
-    name: str,
     entry: Entry,
     runs: list[Entry],
     passed: Numbers,
@@ -160,7 +164,9 @@ def _nearest(
         return runs[0], "as published, for any batch size"
     sizes = ", ".join(map(str, sorted(by_size)))
     if "batch_size" not in passed and len(by_size) > 1:
-        raise ValueError(f"batch_size must be given for {name!r}, published at {sizes}; got None.")
+        raise ValueError(
+            f"batch_size must be given for {entry['name']!r}, published at {sizes}; got None."
+        )
     wanted = passed.get("batch_size", min(by_size))
     nearest = min(by_size, key=lambda size: abs(size - wanted))
     if wanted == nearest:
@@ -168,9 +174,9 @@ def _nearest(
     base = by_size[nearest].get("base_learning_rate")
     if base is None:
         raise ValueError(
-            f"batch_size must be one of the batch sizes at which {name!r} was published, {sizes}; "
-            f"got {wanted}. Nobody has shown that it trains at others. Take {nearest}, and pass "
-            "other learning_rate and total_steps, for example those of batch_plan."
+            f"batch_size must be one of the batch sizes at which {entry['name']!r} was published, "
+            f"{sizes}; got {wanted}. Nobody has shown that it trains at others. Take {nearest}, "
+            "and pass other learning_rate and total_steps, for example those of batch_plan."
         )
     return by_size[nearest], (
         f"extrapolated from the published batch size {nearest} by the rule of the source, "
@@ -178,22 +184,23 @@ def _nearest(
     )
 
 
-def _in_steps(name: str, entry: Entry, run: Entry, passed: Numbers) -> Numbers:
+def _in_steps(entry: Entry, run: Entry, passed: Numbers) -> Numbers:
     """The numbers of one run with those of the caller, all lengths in steps."""
-    missing = [
-        key
-        for key in entry.get("not_said", ())
-        if key not in passed and not ("total_steps" in passed and key in ("epochs", "examples"))
-    ]
-    check_said(name, missing)
+    stands_for = ("epochs", "examples") if "total_steps" in passed else ()
+    check_said(entry, {*passed, *stands_for})
     settings = {key: _frozen(value) for key, value in run.items()} | passed
     examples = settings.pop("examples", entry.get("examples"))
 
     def steps(epochs: float) -> int:
         if examples is None:
-            raise ValueError(f"examples must be given for {name!r}: it has none in its source.")
-        rounding = ROUNDINGS[entry.get("rounding", "nearest")]
-        return rounding(epochs, examples, settings["batch_size"])
+            raise ValueError(
+                f"examples must be given for {entry['name']!r}: it has none in its source."
+            )
+        rounded, what = ROUNDINGS[entry.get("rounding", "nearest")]
+        batch = settings["batch_size"]
+        if what == "epoch":
+            return epochs * rounded(examples / batch)
+        return rounded(epochs * examples / batch)
 
     extra = settings.pop("extra_steps", 0)
     if "total_steps" not in settings:

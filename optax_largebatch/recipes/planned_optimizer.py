@@ -122,9 +122,8 @@ def planned_optimizer(
     decay = plan.weight_decay if plan.run.weight_decay != 0 else 0.0
 
     def adamw(**settings: Any) -> optax.GradientTransformationExtraArgs:
-        moments = {name: numbers[name] for name in ("b1", "b2", "eps")}
         return chain(
-            scale_by_adam(**(moments | settings)),
+            scale_by_adam(**settings),
             add_decayed_weights(decay, decayed, stacked=stacked),
             scale_by_learning_rate(rate),
         )
@@ -133,11 +132,11 @@ def planned_optimizer(
         named: dict[str, Any] = numbers | ({"weight_decay": decay} if callable(decay) else {})
         made = _built(optimizer, learning_rate=rate, **(named | arguments))
     elif family == "adamw":
-        made = adamw(**arguments)
+        made = adamw(**(numbers | arguments))
     elif family == "sgd":
         made = chain(
             add_decayed_weights(decay, decayed, stacked=stacked),
-            _built(accumulate_momentum, **({"momentum": numbers["momentum"]} | arguments)),
+            _built(accumulate_momentum, **(numbers | arguments)),
             scale_by_learning_rate(rate),
         )
     elif family in LAYERWISE:
@@ -149,12 +148,13 @@ def planned_optimizer(
         layers.mask(blocks)  # its errors
         if family == "adamh":
             named = numbers | {"adamh_mask": layers & ~VECTORS}
-        elif family == "muon":
-            named = {"matrix_mask": layers, "beta": numbers["momentum"], "consistent_rms": 0.2}
-            named |= {"weight_decay": decay, "others": adamw()}
         else:
-            named = {"b1": numbers["b1"], "b2": numbers["b2"], "adam_eps": numbers["eps"]}
-            named |= {"matrix_mask": layers, "beta": numbers["momentum"]}
+            named = {"matrix_mask": layers, "beta": numbers.pop("momentum")}
+            if family == "muon":
+                others = adamw(**numbers)
+                named |= {"weight_decay": decay, "consistent_rms": 0.2, "others": others}
+            else:
+                named |= {"adam_eps": numbers.pop("eps")} | numbers
         made = BETWEEN_ENDS[family](rate, **(named | {"stacked": stacked} | arguments))
     if max_grad_norm is not None:
         made = chain(clip_by_global_norm(max_grad_norm), made)

@@ -1,6 +1,7 @@
 """A recipe: the numbers of one run, and its optimizer and schedule."""
 
 import dataclasses
+import itertools
 from typing import Any
 
 import jax
@@ -10,9 +11,9 @@ from optax_largebatch.params.masks import Mask
 from optax_largebatch.params.matrix_axes import MatrixAxes
 from optax_largebatch.params.rules import Rule
 from optax_largebatch.params.stacked import Stacks
-from optax_largebatch.recipes.building import given, optimizer_call, schedule_call
+from optax_largebatch.recipes.building import optimizer_call, schedule_call
 from optax_largebatch.recipes.building_muon import muon_call
-from optax_largebatch.recipes.calls import Call, program
+from optax_largebatch.recipes.calls import Call, given, program
 from optax_largebatch.recipes.settings import Group, Settings
 
 
@@ -25,7 +26,7 @@ class Recipe(Settings):
 
     def schedule(self) -> optax.Schedule:
         """The learning rate: step (0 first) to value."""
-        return schedule_call(self, self.learning_rate)()
+        return schedule_call(self)()
 
     def optimizer(
         self,
@@ -91,10 +92,9 @@ class Recipe(Settings):
             tokens = self.batch_size * self.sequence_length
             batch += f" (sequences of {self.sequence_length}: {tokens} tokens)"
         fields = dataclasses.fields(self)
-        numbers = fields[[field.name for field in fields].index("algorithm") :]
         settings = [
             f"{field.name} {_in_words(getattr(self, field.name))}"
-            for field in numbers
+            for field in itertools.dropwhile(lambda field: field.name != "algorithm", fields)
             if getattr(self, field.name) != field.default
         ]
         lines = {

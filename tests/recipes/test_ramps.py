@@ -97,7 +97,7 @@ def test_a_linear_ramp_of_broken_widths_keeps_the_edges(monkeypatch):
         "sequence_length": 1, "total": 14,
         "linear": {"first": 1, "last": 4, "increment": 1, "length": 10},
     }  # fmt: skip
-    monkeypatch.setattr(batch_ramps, "published", lambda: {"bloom-176b": entry})
+    monkeypatch.setattr(batch_ramps, "find", lambda name: entry)
     batch_size = megatrons_linear_rule(1, 1, 10, 4)
     plan, consumed = recipes.ramp("bloom-176b"), 0
     for step in range(plan.total_steps):
@@ -141,7 +141,7 @@ def test_figures_of_the_sources():
 @pytest.mark.parametrize("name", NAMES)
 def test_the_data_are_whole(name):
     entry = published()[name]
-    needed = {"field", "task", "source", "note", "sequence_length", "law"}
+    needed = {"name", "field", "task", "source", "note", "sequence_length", "law"}
     assert needed <= set(entry) <= needed | {"not_said", "total", "stages", "linear", "counted_in"}
     assert ("stages" in entry) != ("linear" in entry)
     assert entry["law"] in LAWS
