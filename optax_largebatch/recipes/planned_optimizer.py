@@ -166,11 +166,15 @@ def planned_optimizer(
 
 def _check_decay(run: TunedRun) -> None:
     """Another kind of decay would be built as the usual one, many times too strong or too weak."""
-    if run.weight_decay == 0 or (family := run.optimizer) in LAYERWISE:
+    family = run.optimizer
+    if run.weight_decay == 0 or family not in FAMILIES:
         return
     if family in SPHERES:
         raise ValueError(f"weight_decay must be 0 for {family!r}, whose matrices keep their norms.")
-    if family in FAMILIES and run.kind != (usual := FAMILIES[family][0]):
+    usual = FAMILIES[family][0]
+    if run.kind == "l2" and family in LAYERWISE:  # it moves as a rescaled one
+        return
+    if run.kind != usual:
         raise ValueError(
             f"decay_kind must be {usual!r} for planned_optimizer with {family!r}, got "
             f"{run.kind!r}. An independent decay over the peak of the rate is the decoupled one. "

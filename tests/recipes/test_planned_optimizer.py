@@ -157,7 +157,13 @@ def test_arguments_of_a_chain_are_not_left_out(optimizer, momentum):
 
 @pytest.mark.parametrize(
     ("optimizer", "kind"),
-    [("adamw", "independent"), ("adamw", "l2"), ("muon", "independent"), ("sgd", "decoupled")],
+    [
+        ("adamw", "independent"),
+        ("adamw", "l2"),
+        ("muon", "independent"),
+        ("sgd", "decoupled"),
+        ("lamb", "decoupled"),
+    ],
 )
 def test_a_decay_that_would_be_built_as_another_kind(optimizer, kind):
     """1e-4 of midGPT would be 1000 times too weak."""
