@@ -181,8 +181,8 @@ def _zero(
     facts: OptimizerFacts,
 ) -> Iterator[str]:
     for length, harm in OF_ZEROS.items():
-        pairs = zip(norms, facts.lengths, strict=True)
-        zero = [name for (name, norm), of_leaf in pairs if norm == 0 and of_leaf == length]
+        pairs = zip(norms, facts.of_each, strict=True)
+        zero = [name for (name, norm), x in pairs if norm == 0 and x.get("length") == length]
         if zero:
             yield f"{len(zero)} of {len(norms)} parameters are zero, such as {zero[0]!r}: {harm}"
 

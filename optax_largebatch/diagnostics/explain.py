@@ -177,7 +177,7 @@ def explain(optimizer: Optimizer, params: Any) -> Explanation:
             facts.blocks[number],
             known.get("matrices", {}),
             known.get("direction", of_others or "gradient"),
-            facts.lengths[number],
+            known.get("length", ""),
             "decay" in known,
             rates[number],
             of_state[number],

@@ -57,11 +57,6 @@ class OptimizerFacts(NamedTuple):
     """The shapes of its first state."""
 
     @property
-    def lengths(self) -> list[str]:
-        """What sets the length of each parameter's steps, as in `Facts`; empty if nothing does."""
-        return [facts.get("length", "") for facts in self.of_each]
-
-    @property
     def has_muon(self) -> bool:
         """Whether Muon moves some parameter."""
         return any("matrices" in facts for facts in self.of_each)
@@ -151,7 +146,7 @@ def forgotten_stacks(about: OptimizerFacts, params: Any) -> list[LikelyStack]:
     stack of matrices to Adam.
     """
     likely = likely_stacks(params, about.axes)
-    return [stack for stack in likely if about.has_muon or about.lengths[stack.number]]
+    return [stack for stack in likely if about.has_muon or "length" in about.of_each[stack.number]]
 
 
 def relative_rates(rates: list[Any]) -> list[float | None]:
