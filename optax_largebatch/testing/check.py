@@ -260,27 +260,26 @@ class _Passes(NamedTuple):
             "`ndim` of the part, or say given='whole'."
         )
         for cut, joined in _cuts(shape, self.program.static.stacked):
-            count = len(cut(self.leaf.gradient))
             for inputs, stop in self.each():
                 try:
-                    of_tiles = [self._of_tile(cut, k, inputs) for k in range(count)]
+                    of_tiles = [*self._of_tiles(cut, inputs)]
                 except Exception as error:
                     raise ValueError(message) from error
                 for whole, *tiles in zip(_arrays(stop), *of_tiles, strict=True):
                     for result in [joined(tiles)] if whole.shape == shape else tiles:
                         _compare(result, whole, message)
 
-    def _of_tile(
+    def _of_tiles(
         self,
         cut: Callable[..., Any],
-        k: int,
         inputs: PassInputs,
-    ) -> list[jax.Array]:
-        """What a pass over a tile of the leaf computes."""
+    ) -> Iterator[list[jax.Array]]:
+        """What a pass over each tile of the leaf computes."""
         arrays, with_arrays = self.program.arrays_of(self.leaf)
-        arrays, inputs = jax.tree.map(lambda x: cut(x)[k], (arrays, inputs))
-        stop = self.program.run(with_arrays(arrays), self.scalars, inputs)
-        return _arrays(stop)
+        whole, structure = jax.tree.flatten((arrays, inputs))
+        for tile in zip(*map(cut, whole), strict=True):
+            arrays, inputs = structure.unflatten(tile)
+            yield _arrays(self.program.run(with_arrays(arrays), self.scalars, inputs))
 
     def check_work(self) -> None:
         """Checks that what passes do again takes less time than to read a stored result."""
