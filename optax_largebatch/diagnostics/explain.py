@@ -165,7 +165,7 @@ def explain(optimizer: Optimizer, params: Any) -> Explanation:
     leaves = jax.tree.leaves(params)
     undeclared = {stack.number: stack.entry for stack in forgotten_stacks(facts, params)}
     rates = relative_rates([known.get("rate") for known in facts.of_each])
-    *of_state, of_no_parameter = _state_bytes(optimizer, params, facts.state)
+    of_state = _state_bytes(optimizer, params, facts.state)
     blocks = list(map(Block.of, leaf_names(params), map(np.shape, leaves), facts.axes))
     kernels = kernels_of_more_axes(blocks) if facts.has_muon else {}
     lines = []
@@ -193,7 +193,7 @@ def explain(optimizer: Optimizer, params: Any) -> Explanation:
         if line.matrices and not known.get("by_text"):
             notes += _notes_on_fused(line, block)
         lines.append(dataclasses.replace(line, notes=tuple(notes)))
-    return Explanation(tuple(lines), sum(of_state) + of_no_parameter)
+    return Explanation(tuple(lines), sum(of_state))
 
 
 def _state_bytes(optimizer: Any, params: Any, state: Any) -> list[int]:

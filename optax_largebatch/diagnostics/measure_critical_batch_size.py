@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from optax_largebatch.arguments import check_integer, check_number
+from optax_largebatch.arguments import check_integer, check_number, known_number
 from optax_largebatch.diagnostics.critical_batch_size import (
     CriticalBatchSize,
     different_sizes,
@@ -245,11 +245,11 @@ def measure_critical_batch_size(
     of_each = jnp.asarray(rates, float)
     steps = np.full((len(batches), len(rates), runs), np.inf)
     lowest = np.full_like(steps, start)
-    for index, run in progress([*itertools.product(range(len(batches)), range(runs))]):
-        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), batches[index]), run)
-        steps[index, :, run], lowest[index, :, run] = train(batches[index], of_each, key)
+    for (index, batch), run in progress([*itertools.product(enumerate(batches), range(runs))]):
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), batch), run)
+        steps[index, :, run], lowest[index, :, run] = train(batch, of_each, key)
         if run == runs - 1:
-            _check_arrived(batches[index], rates, steps[index], lowest[index], max_steps)
+            _check_arrived(batch, rates, steps[index], lowest[index], max_steps)
     return MeasuredCriticalBatchSize(tuple(batches), tuple(rates), steps)
 
 
@@ -270,9 +270,10 @@ class _Run(NamedTuple):
 def _checked_rates(learning_rates: Any) -> list[float]:
     if not hasattr(learning_rates, "__len__"):
         raise TypeError(f"learning_rates must be a sequence of numbers, got {learning_rates!r}.")
-    for index, rate in enumerate(learning_rates):
-        check_number(f"learning_rates[{index}]", rate, "(0, inf)")
-    rates = [float(rate) for rate in learning_rates]
+    rates = [
+        known_number(f"learning_rates[{index}]", rate, "(0, inf)")
+        for index, rate in enumerate(learning_rates)
+    ]
     if not rates or rates != sorted({*rates}):
         raise ValueError(f"learning_rates must be increasing, at least one, got {rates}.")
     return rates
