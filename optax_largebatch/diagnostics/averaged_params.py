@@ -57,7 +57,7 @@ def averaged_params(optimizer: Optimizer, state: Any, params: Any) -> Any:
     leaves, structure = jax.tree.flatten(params)
     for place, mean in zip(places, jax.tree.leaves(average), strict=True):
         param = leaves[place]
-        if facts.lengths[place] == "sphere":
+        if facts.of_each[place].get("length") == "sphere":
             wanted, norm = (block_norms(x, *facts.spheres[place]) for x in (param, mean))
             mean = mean * jnp.where(norm > 0, wanted / norm, 1)
         leaves[place] = mean.astype(param.dtype)

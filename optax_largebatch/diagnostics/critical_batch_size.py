@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from optax_largebatch.arguments import check_number
+from optax_largebatch.arguments import check_number, known_number
 from optax_largebatch.diagnostics.noise_scale import NoiseScale, student_quantile
 from optax_largebatch.plans.counts import Count, count
 from optax_largebatch.plans.growth import Growth
@@ -286,6 +286,5 @@ def _examples(place: Any, measured: Any) -> float:
     if isinstance(measured, CriticalBatchSize):
         measured = measured.critical_batch_size
     elif isinstance(measured, NoiseScale):
-        measured = float(measured.noise_scale)
-    check_number(f"measured[{place!r}]", measured, "(0, inf]")
-    return float(measured)
+        measured = measured.noise_scale
+    return known_number(f"measured[{place!r}]", measured, "(0, inf]")

@@ -18,6 +18,7 @@ from optax_largebatch.diagnostics.optimizer_facts import (
     forgotten_stacks,
     ratios_of,
 )
+from optax_largebatch.diagnostics.step_metrics import SCALARS
 from optax_largebatch.params.likely_stacks import declaration
 from optax_largebatch.params.owners import by_parameter, nodes_of_kinds
 from optax_largebatch.params.paths import leaf_names
@@ -100,7 +101,7 @@ def diagnose(optimizer: Optimizer, state: Any, params: Any) -> list[str]:
     """
     facts = facts_about(optimizer, params)
     leaves = jax.tree.leaves(params)
-    ratios = [ratio for ratio in ratios_of(facts, state, params) if ratio.adapted]
+    ratios = [ratio for ratio in ratios_of(facts, state, params) if "length" in ratio.facts]
     lengths = (float(block_norms(x)) for x in leaves)
     norms = list(zip(leaf_names(params), lengths, strict=True))
     return [
@@ -120,8 +121,9 @@ def diagnose(optimizer: Optimizer, state: Any, params: Any) -> list[str]:
 
 def _not_finite_ratios(ratios: list[Ratio]) -> Iterator[str]:
     """Ratios that are not finite, or 0, which is what an infinite norm of the gradient makes."""
-    pairs = [(ratio.name, x) for ratio in ratios for x in ratio.of_blocks]
-    bad = [(name, x) for name, x in pairs if not np.isfinite(x) or x == 0]
+    bad = [
+        (ratio.name, x) for ratio in ratios for x in ratio.of_blocks if not np.isfinite(x) or x == 0
+    ]
     if bad:
         yield (
             f"{len(dict(bad))} of {len(ratios)} parameters have a trust ratio that is not finite "
@@ -179,8 +181,8 @@ def _zero(
     facts: OptimizerFacts,
 ) -> Iterator[str]:
     for length, harm in OF_ZEROS.items():
-        pairs = zip(norms, facts.lengths, strict=True)
-        zero = [name for (name, norm), of_leaf in pairs if norm == 0 and of_leaf == length]
+        pairs = zip(norms, facts.of_each, strict=True)
+        zero = [name for (name, norm), x in pairs if norm == 0 and x.get("length") == length]
         if zero:
             yield f"{len(zero)} of {len(norms)} parameters are zero, such as {zero[0]!r}: {harm}"
 
@@ -188,10 +190,10 @@ def _zero(
 def _at_a_bound(ratios: list[Ratio], leaves: list[Any]) -> Iterator[str]:
     at_bound: Counter[str] = Counter()
     for ratio in ratios:
-        axes, segments = ratio.about.blocks[ratio.number]
+        axes, segments = ratio.blocks
         norms = block_norms(leaves[ratio.number], axes, segments)
         norms = np.ravel(segments.first(norms) if segments else norms)
-        bounds = ratio.about.bounds or (None, None)
+        bounds = ratio.facts["bounds"] or (None, None)
         for end, bound in zip(("a lower", "an upper"), bounds, strict=True):
             if bound is not None:
                 at = (ratio.of_blocks == np.float32(bound)) & (norms > 0)
@@ -260,11 +262,11 @@ def _without_rate(state: Any, params: Any) -> Iterator[str]:
 
 
 def _left_out(state: Any) -> Iterator[str]:
-    kinds = (optax.ApplyIfFiniteState, DynamicLossScaleState, SkipBadStepsState)
-    for node in nodes_of_kinds(state, *kinds):
-        by_optax = node.kind is optax.ApplyIfFiniteState
-        skipped = int(node.array("total_notfinite" if by_optax else "skipped"))
-        reason = f"{'an update' if by_optax else 'a gradient'} {NOT_FINITE}"
+    counters = SCALARS["skipped_steps"]
+    for node in nodes_of_kinds(state, *counters):
+        skipped = int(node.array(counters[node.kind]))
+        what = "an update" if node.kind is optax.ApplyIfFiniteState else "a gradient"
+        reason = f"{what} {NOT_FINITE}"
         if node.kind is SkipBadStepsState:
             reason = SPIKES if node.array("seen") else reason
             if node.array("gave_up"):

@@ -1,7 +1,7 @@
 """Explains what an optimizer will do with each parameter, before the first step."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 import dataclasses
 import math
 from typing import Any
@@ -164,32 +164,27 @@ def explain(optimizer: Optimizer, params: Any) -> Explanation:
     facts = facts_about(optimizer, params)
     leaves = jax.tree.leaves(params)
     undeclared = {stack.number: stack.entry for stack in forgotten_stacks(facts, params)}
-    of_each: list[dict[str, Any]] = [
-        {"direction": UNKNOWN}
-        if known is None
-        else {"direction": " + ".join(known.get("names", ["gradient"])), **known}
-        for known in facts.of_each
-    ]
-    rates = relative_rates([known.get("rate") for known in of_each])
-    *of_state, of_no_parameter = _state_bytes(optimizer, params, facts.state)
+    rates = relative_rates([known.get("rate") for known in facts.of_each])
+    of_state = _state_bytes(optimizer, params, facts.state)
     blocks = list(map(Block.of, leaf_names(params), map(np.shape, leaves), facts.axes))
     kernels = kernels_of_more_axes(blocks) if facts.has_muon else {}
     lines = []
-    for number, (block, leaf, known) in enumerate(zip(blocks, leaves, of_each, strict=True)):
+    for number, (block, leaf, known) in enumerate(zip(blocks, leaves, facts.of_each, strict=True)):
+        of_others = " + ".join(known.get("names", [UNKNOWN]))
         line = ExplainedParameter(
             block.name,
             np.shape(leaf),
             facts.blocks[number],
             known.get("matrices", {}),
-            known["direction"],
-            facts.lengths[number],
+            known.get("direction", of_others or "gradient"),
+            known.get("length", ""),
             "decay" in known,
             rates[number],
             of_state[number],
             (),
             undeclared.get(number, ""),
         )
-        notes = _notes_on(line, leaf, block)
+        notes = [*_notes_on(line, leaf, block)]
         if number in kernels and line.direction == "adam" and not line.undeclared:
             notes.append(
                 f"has {len(block.shape)} axes, and is no matrix to Muon. If it is one, say which "
@@ -198,54 +193,56 @@ def explain(optimizer: Optimizer, params: Any) -> Explanation:
         if line.matrices and not known.get("by_text"):
             notes += _notes_on_fused(line, block)
         lines.append(dataclasses.replace(line, notes=tuple(notes)))
-    return Explanation(tuple(lines), sum(of_state) + of_no_parameter)
+    return Explanation(tuple(lines), sum(of_state))
 
 
 def _state_bytes(optimizer: Any, params: Any, state: Any) -> list[int]:
     """The bytes of a state on one device: of each parameter, and at last of all others."""
     leaves = jax.tree.leaves(params)
-    shapes = [leaf.shape for leaf in jax.tree.leaves(state)]
+    arrays = jax.tree.leaves(state)
+    shapes = [array.shape for array in arrays]
     shardings: list[Any] = [getattr(leaf, "sharding", None) for leaf in leaves]
     mesh: Any = next((x.mesh for x in shardings if isinstance(x, NamedSharding)), None)
     if mesh is not None:
         of_state = jax.tree.leaves(optimizer_state_shardings(optimizer, params, mesh))
         shapes = [x.shard_shape(shape) for x, shape in zip(of_state, shapes, strict=True)]
     sizes = [0] * (len(leaves) + 1)
-    for owner, array, shape in zip(
-        owners(state, params), jax.tree.leaves(state), shapes, strict=True
-    ):
-        sizes[len(leaves) if owner is None else owner] += array.dtype.itemsize * math.prod(shape)
+    for owner, array, shape in zip(owners(state, params), arrays, shapes, strict=True):
+        sizes[-1 if owner is None else owner] += array.dtype.itemsize * math.prod(shape)
     return sizes
 
 
-def _notes_on(line: ExplainedParameter, param: Any, block: Block) -> list[str]:
+def _notes_on(line: ExplainedParameter, param: Any, block: Block) -> Iterator[str]:
     """What looks wrong with a parameter."""
     is_embedding = is_table(line.name)
-    notes = []
     if line.undeclared:
-        notes.append("looks like a stack of layers, and each layer needs a norm of its own")
+        yield "looks like a stack of layers, and each layer needs a norm of its own"
     if len(block.shape) < 2 and line.decayed:
-        notes.append(
+        yield (
             "has one axis, and is decayed: ~matching_kinds('bias', 'norm', 'vector') leaves it out"
         )
     if len(block.shape) < 2 and line.length == "trust ratio":
-        notes.append("has one axis, and a trust ratio: its norm says little about its step")
+        yield "has one axis, and a trust ratio: its norm says little about its step"
     if line.matrices and (is_embedding or is_called("head", line.name)):
-        notes.append(
+        yield (
             "is an embedding or a head, which Adam moves in most recipes: matrix_mask, or "
             "embeddings= of planned_optimizer"
         )
     elif line.length == "sphere":
-        notes += _notes_on_a_sphere(param, block, is_embedding)
-    return notes
+        if block.is_vector:
+            yield "has one axis: its norm could not change"
+        elif is_embedding:
+            yield "is an embedding: the norm of all its rows together could not change"
+        elif jnp.finfo(param.dtype).bits < 32:
+            yield f"is {param.dtype}: most of a step is rounded away without master_weights"
 
 
-def _notes_on_fused(line: ExplainedParameter, block: Block) -> list[str]:
+def _notes_on_fused(line: ExplainedParameter, block: Block) -> Iterator[str]:
     """A question, if a matrix looks like several."""
     sides = block.shape
     three, two = (is_called(f"{number} matrices", line.name) for number in ("three", "two"))
     if len(sides) != 2 or not (three or two or max(sides) == 3 * min(sides)):
-        return []
+        return
     number = 2 if two and not three else 3
     words = ["rows", "columns"]
     if sides not in line.matrices:  # outputs first
@@ -258,26 +255,11 @@ def _notes_on_fused(line: ExplainedParameter, block: Block) -> list[str]:
         hint = "with the lengths of yours"
     places = dict(zip(block.axes, words, strict=True))
     whole = " ".join(places.get(axis, "layers") for axis in range(len(line.shape)))
-    return [
+    yield (
         "may be several matrices side by side, as queries, keys and values or a gate and its input "
         f"often are. Say so: matrix_axes={{{line.name!r}: {whole.replace(side, cut)!r}}}, {hint}; "
         f"if it is one, {whole!r}"
-    ]
-
-
-def _notes_on_a_sphere(
-    param: Any,
-    block: Block,
-    is_embedding: bool,
-) -> list[str]:
-    """Why a parameter should not stay on a sphere."""
-    if block.is_vector:
-        return ["has one axis: its norm could not change"]
-    if is_embedding:
-        return ["is an embedding: the norm of all its rows together could not change"]
-    if jnp.finfo(param.dtype).bits < 32:
-        return [f"is {param.dtype}: most of a step is rounded away without master_weights"]
-    return []
+    )
 
 
 def printable(text: str) -> str:

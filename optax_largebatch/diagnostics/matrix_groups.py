@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 import math
 
 from optax_largebatch.arguments import check_integer
-from optax_largebatch.engine.matrices.groups import ITERATIONS, sharing_plans
+from optax_largebatch.engine.matrices.groups import sharing_plans
 
 
 def matrix_groups(
@@ -55,11 +55,10 @@ def matrix_groups(
     for name, length in axes.items():
         check_integer(f"axes[{name!r}]", length, at_least=1)
     check_integer("itemsize", itemsize, at_least=1)
-    height, width = sorted(sides)
-    plans = list(sharing_plans(number, (height, width), axes, itemsize))
+    plans = list(sharing_plans(number, (min(sides), max(sides)), axes, itemsize))
     least = min(plans, key=lambda plan: plan.cost)
-    devices = math.prod(axes.values())
-    share = number * ITERATIONS * (4 * height**2 * width + 2 * height**3) / devices
+    of_a_matrix = plans[0].operations / plans[0].matrices_per_group
+    share = number * of_a_matrix / math.prod(axes.values())
     lines = ["group of      turns  products  megabytes"]
     for plan in plans:
         name = f"{plan.group.size} of {plan.group.axis}" if plan.group.axis else "1"

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from optax_largebatch.arguments import check_integer, check_number
+from optax_largebatch.arguments import check_integer, check_number, known_number
 from optax_largebatch.diagnostics.critical_batch_size import (
     CriticalBatchSize,
     different_sizes,
@@ -48,7 +48,7 @@ class MeasuredCriticalBatchSize(NamedTuple):
         fit.
         """
         last = len(self.learning_rates) - 1
-        return tuple(bool(index in (0, last)) for index in self._best)
+        return tuple(index in (0, last) for index in self._best)
 
     @property
     def fit(self) -> CriticalBatchSize:
@@ -65,11 +65,10 @@ class MeasuredCriticalBatchSize(NamedTuple):
     def summary(self) -> str:
         """The best learning rates with their steps, in a few readable lines."""
         lines = []
-        for index, batch in enumerate(self.batch_sizes):
-            steps = self.best_steps[index].mean()
-            rate = self.best_learning_rates[index]
-            line = f"batch size {batch}: {steps:.4g} steps at the learning rate {rate:.4g}"
-            edge = ", the edge of the grid: add rates beyond it" if self.at_edge[index] else ""
+        columns = self.batch_sizes, self.best_steps, self.best_learning_rates, self.at_edge
+        for batch, steps, rate, at_edge in zip(*columns, strict=True):
+            line = f"batch size {batch}: {steps.mean():.4g} steps at the learning rate {rate:.4g}"
+            edge = ", the edge of the grid: add rates beyond it" if at_edge else ""
             lines.append(line + edge)
         return "\n".join(lines)
 
@@ -193,35 +192,6 @@ def measure_critical_batch_size(
         loss = jnp.asarray(start, rate.dtype)
         return _Run(params, state, loss, jnp.zeros_like(loss), loss, jnp.full_like(loss, jnp.inf))
 
-    def advance(
-        batch_size: int,
-        done: Any,
-        key: Any,
-        rate: Any,
-        run: _Run,
-    ) -> _Run:
-        """The run after the steps up to the next evaluation; `done` steps were taken before."""
-        optimizer = make_optimizer(rate)
-
-        def step(index: jax.Array, carry: tuple[Any, Any]) -> tuple[Any, Any]:
-            params, state = carry
-            step_key = jax.random.fold_in(key, done + index)
-            gradients = jax.grad(loss)(params, step_key, batch_size)
-            updates, state = optimizer.update(gradients, state, params)
-            return optax.apply_updates(params, updates), state
-
-        now, state = jax.lax.fori_loop(0, evaluate_every, step, (run.params, run.state))
-        next_step = (done + evaluate_every).astype(rate.dtype)
-        window = jnp.maximum(1, smoothing * next_step / evaluate_every)
-        smoothed = run.loss + (evaluate(now).astype(run.loss.dtype) - run.loss) / window
-        at_step = run.step + (next_step - run.step) / window
-        # The crossing of the line from the last point, which lies above the target.
-        crossing = run.step + (at_step - run.step) * (run.loss - target) / (run.loss - smoothed)
-        arrives = jnp.isinf(run.arrived) & (smoothed <= target) & jnp.isfinite(smoothed)
-        lowest = jnp.where(smoothed < run.lowest, smoothed, run.lowest)
-        arrived = jnp.where(arrives, crossing, run.arrived)
-        return _Run(now, state, smoothed, at_step, lowest, arrived)
-
     @functools.partial(jax.jit, static_argnums=0)
     def train(
         batch_size: int,
@@ -229,6 +199,33 @@ def measure_critical_batch_size(
         key: jax.Array,
     ) -> tuple[jax.Array, jax.Array]:
         """The steps to the target and the lowest loss, for each rate."""
+
+        def advance(
+            done: jax.Array,
+            rate: jax.Array,
+            run: _Run,
+        ) -> _Run:
+            """The run after the steps up to the next evaluation; `done` were taken before."""
+            optimizer = make_optimizer(rate)
+
+            def step(index: jax.Array, carry: tuple[Any, Any]) -> tuple[Any, Any]:
+                params, state = carry
+                step_key = jax.random.fold_in(key, done + index)
+                gradients = jax.grad(loss)(params, step_key, batch_size)
+                updates, state = optimizer.update(gradients, state, params)
+                return optax.apply_updates(params, updates), state
+
+            now, state = jax.lax.fori_loop(0, evaluate_every, step, (run.params, run.state))
+            next_step = (done + evaluate_every).astype(rate.dtype)
+            window = jnp.maximum(1, smoothing * next_step / evaluate_every)
+            smoothed = run.loss + (evaluate(now).astype(run.loss.dtype) - run.loss) / window
+            at_step = run.step + (next_step - run.step) / window
+            # The crossing of the line from the last point, which lies above the target.
+            crossing = run.step + (at_step - run.step) * (run.loss - target) / (run.loss - smoothed)
+            arrives = jnp.isinf(run.arrived) & (smoothed <= target) & jnp.isfinite(smoothed)
+            lowest = jnp.where(smoothed < run.lowest, smoothed, run.lowest)
+            arrived = jnp.where(arrives, crossing, run.arrived)
+            return _Run(now, state, smoothed, at_step, lowest, arrived)
 
         def goes_on(carry: tuple[jax.Array, _Run]) -> jax.Array:
             done, run = carry
@@ -238,21 +235,21 @@ def measure_critical_batch_size(
 
         def body(carry: tuple[jax.Array, _Run]) -> tuple[jax.Array, _Run]:
             done, run = carry
-            run = jax.vmap(functools.partial(advance, batch_size, done, key))(rates, run)
+            run = jax.vmap(advance, (None, 0, 0))(done, rates, run)
             return done + evaluate_every, run
 
         first = jnp.zeros([], jnp.int32), jax.vmap(begin)(rates)
         _, end = jax.lax.while_loop(goes_on, body, first)
         return end.arrived, end.lowest
 
-    of_each = jnp.asarray(rates, jnp.result_type(float))
+    of_each = jnp.asarray(rates, float)
     steps = np.full((len(batches), len(rates), runs), np.inf)
     lowest = np.full_like(steps, start)
-    for index, run in progress([*itertools.product(range(len(batches)), range(runs))]):
-        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), batches[index]), run)
-        steps[index, :, run], lowest[index, :, run] = train(batches[index], of_each, key)
+    for (index, batch), run in progress([*itertools.product(enumerate(batches), range(runs))]):
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), batch), run)
+        steps[index, :, run], lowest[index, :, run] = train(batch, of_each, key)
         if run == runs - 1:
-            _check_arrived(batches[index], rates, steps[index], lowest[index], max_steps)
+            _check_arrived(batch, rates, steps[index], lowest[index], max_steps)
     return MeasuredCriticalBatchSize(tuple(batches), tuple(rates), steps)
 
 
@@ -273,10 +270,11 @@ class _Run(NamedTuple):
 def _checked_rates(learning_rates: Any) -> list[float]:
     if not hasattr(learning_rates, "__len__"):
         raise TypeError(f"learning_rates must be a sequence of numbers, got {learning_rates!r}.")
-    for index, rate in enumerate(learning_rates):
-        check_number(f"learning_rates[{index}]", rate, "(0, inf)")
-    rates = [float(rate) for rate in learning_rates]
-    if not rates or any(low >= high for low, high in itertools.pairwise(rates)):
+    rates = [
+        known_number(f"learning_rates[{index}]", rate, "(0, inf)")
+        for index, rate in enumerate(learning_rates)
+    ]
+    if not rates or rates != sorted({*rates}):
         raise ValueError(f"learning_rates must be increasing, at least one, got {rates}.")
     return rates
 
@@ -305,15 +303,15 @@ def _check_arrived(
     """Checks that a batch size has a best rate: `steps` and `lowest` by rate and run."""
     finite = np.isfinite(steps)
     if not np.any(np.all(finite, axis=1)):
-        rate, run = np.unravel_index(np.argmin(lowest), lowest.shape)
+        rate = rates[np.argmin(lowest.min(axis=1))]
         raise ValueError(
             f"target must be a loss that some learning rate reaches in all runs; at batch size "
             f"{batch}, {finite.sum()} of {finite.size} runs reached it within max_steps = "
-            f"{max_steps}, and the lowest loss was {lowest[rate, run]:.4g}, at the learning rate "
-            f"{rates[rate]:.4g} of {rates[0]:.4g} to {rates[-1]:.4g}. Raise the target or "
+            f"{max_steps}, and the lowest loss was {lowest.min():.4g}, at the learning rate "
+            f"{rate:.4g} of {rates[0]:.4g} to {rates[-1]:.4g}. Raise the target or "
             f"max_steps; if that rate is the first or the last one, add rates beyond it."
         )
-    if len(rates) > 1 and np.all(finite) and np.all(steps == steps[0]):
+    if len(rates) > 1 and np.all(steps == steps[0]):
         raise ValueError(
             f"make_optimizer must use its learning rate: at batch size {batch} all rates took "
             f"the same steps. (An optimizer_state of optax.inject_hyperparams holds a learning "

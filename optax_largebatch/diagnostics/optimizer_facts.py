@@ -1,5 +1,6 @@
 """What an optimizer says of itself and of its trust ratios, however it is wrapped."""
 
+import math
 from typing import Any, NamedTuple
 import warnings
 
@@ -9,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from optax_largebatch.arguments import Bounds
 from optax_largebatch.engine.recorded_states import Facts, RecordedState, recorded_states
 from optax_largebatch.norms import from_sum_of_squares, sum_of_squares
 from optax_largebatch.params.likely_stacks import LikelyStack, likely_stacks
 from optax_largebatch.params.owners import Keys, StateNode, by_parameter, nodes_of_kinds, owners
 from optax_largebatch.params.segments import BlockAxes, Segments
+from optax_largebatch.params.shapes import Shape
 from optax_largebatch.transforms.trust_ratio import ScaleByLarsState, ScaleByTrustRatioState
 
 LAYER_WISE = (ScaleByTrustRatioState, ScaleByLarsState)
@@ -31,17 +32,18 @@ class RatioFacts(NamedTuple):
 
     blocks: dict[int, BlockAxes]
     """The axes over the blocks of their parameters, by the numbers of these."""
-    adapted: list[int]
-    """The numbers of the parameters that are adapted."""
-    bounds: Bounds
-    """The bounds on a ratio."""
+    lengths: dict[int, Shape]
+    """The lengths of these axes."""
+    facts: dict[int, Facts]
+    """What the transform says about the parameters; it adapts those that have a `length`."""
 
 
 class OptimizerFacts(NamedTuple):
     """What an optimizer says about itself and some parameters."""
 
-    of_each: list[Facts | None]
-    """The `Facts` of each parameter, from all transforms that see it; None where none does."""
+    of_each: list[Facts]
+    """The `Facts` of each parameter, from all transforms that see it, and `names`, those of other
+    libraries' transforms among them; empty where none sees it."""
     axes: list[tuple[int, ...]]
     """The stacked axes of each parameter, as far as they are declared."""
     blocks: list[int]
@@ -55,14 +57,9 @@ class OptimizerFacts(NamedTuple):
     """The shapes of its first state."""
 
     @property
-    def lengths(self) -> list[str]:
-        """What sets the length of each parameter's steps, as in `Facts`; empty if nothing does."""
-        return [(facts or {}).get("length", "") for facts in self.of_each]
-
-    @property
     def has_muon(self) -> bool:
         """Whether Muon moves some parameter."""
-        return any(facts and "matrices" in facts for facts in self.of_each)
+        return any("matrices" in facts for facts in self.of_each)
 
 
 def facts_about(optimizer: Any, params: Any) -> OptimizerFacts:
@@ -83,9 +80,7 @@ def facts_about(optimizer: Any, params: Any) -> OptimizerFacts:
             f"params) and (optimizer, state, params); got a {type(optimizer).__name__}."
         )
     shapes = [np.shape(leaf) for leaf in jax.tree.leaves(params)]
-    about = OptimizerFacts(
-        [None] * len(shapes), [()] * len(shapes), [1] * len(shapes), {}, {}, None
-    )
+    about = OptimizerFacts([{}] * len(shapes), [()] * len(shapes), [1] * len(shapes), {}, {}, None)
 
     def look(params: Any) -> Any:
         with recorded_states() as record:
@@ -93,12 +88,12 @@ def facts_about(optimizer: Any, params: Any) -> OptimizerFacts:
         nodes = nodes_of_kinds(state, *LAYER_WISE)
         places = {id(node.array("trust_ratios")): node.keys for node in nodes}
         for made in record:
-            numbers = owners(made.params, params)
+            numbers: Any = owners(made.params, params)
             expected = [None if number is None else shapes[number] for number in numbers]
             # Not if it sees, say, small copies of the parameters.
             if expected == [x.shape for x in jax.tree.leaves(made.params)]:
                 keys = places.get(id(getattr(made.state, "trust_ratios", None)))
-                _add(about, made, [number for number in numbers if number is not None], keys)
+                _add(about, made, numbers, keys)
         return state
 
     with warnings.catch_warnings():
@@ -126,26 +121,22 @@ def _add(
     is_foreign = not getattr(transform.leaf, "__module__", "").startswith("optax_largebatch.")
     stacks = transform.stacked
     blocks = dict(zip(numbers, stacks.blocks_of(params), strict=True))
-    sizes = stacks.sizes(params)
-    for i, (number, stacked_axes) in enumerate(zip(numbers, stacks.axes(params), strict=True)):
-        about.axes[number] = tuple(sorted({*about.axes[number], *stacked_axes}))
-        about.blocks[number] = max(about.blocks[number], sizes[i])
-        if of_each[i].get("length") == "sphere":
+    lengths = dict(zip(numbers, stacks.lengths(params), strict=True))
+    for number, facts, axes in zip(numbers, of_each, stacks.axes(params), strict=True):
+        about.axes[number] = tuple(sorted({*about.axes[number], *axes}))
+        about.blocks[number] = max(about.blocks[number], math.prod(lengths[number]))
+        if facts.get("length") == "sphere":
             about.spheres[number] = blocks[number]
         if transform.facts or is_foreign:
-            before = about.of_each[number] or {}
-            kept = before.keys() & {"direction"}
-            new = {
-                name: value
-                for name, value in of_each[i].items()
-                if name not in kept and not isinstance(value, Tracer)
-            }
-            names = (*before.get("names", ()), transform.name)
-            about.of_each[number] = {**before, **new, **({"names": names} if is_foreign else {})}
+            before = about.of_each[number]
+            new = {name: value for name, value in facts.items() if not isinstance(value, Tracer)}
+            if "direction" in before:
+                new["direction"] = before["direction"]
+            names = before.get("names", ())
+            new["names"] = (*names, transform.name) if is_foreign else names
+            about.of_each[number] = {**before, **new}
     if keys is not None:
-        adapted = [n for n, facts in zip(numbers, of_each, strict=True) if "length" in facts]
-        bounds = next((facts["bounds"] for facts in of_each if "bounds" in facts), None)
-        about.ratios[keys] = RatioFacts(blocks, adapted, bounds)
+        about.ratios[keys] = RatioFacts(blocks, lengths, dict(zip(numbers, of_each, strict=True)))
 
 
 def forgotten_stacks(about: OptimizerFacts, params: Any) -> list[LikelyStack]:
@@ -155,7 +146,7 @@ def forgotten_stacks(about: OptimizerFacts, params: Any) -> list[LikelyStack]:
     stack of matrices to Adam.
     """
     likely = likely_stacks(params, about.axes)
-    return [stack for stack in likely if about.has_muon or about.lengths[stack.number]]
+    return [stack for stack in likely if about.has_muon or "length" in about.of_each[stack.number]]
 
 
 def relative_rates(rates: list[Any]) -> list[float | None]:
@@ -166,9 +157,9 @@ def relative_rates(rates: list[Any]) -> list[float | None]:
     """
     by_identity = {id(rate): rate for rate in rates}
     highest = {key: _highest(rate) for key, rate in by_identity.items()}
-    largest = max((x for x in highest.values() if x is not None), default=0.0)
-    known = {key: None if x is None or largest <= 0 else x / largest for key, x in highest.items()}
-    return [known[id(rate)] for rate in rates]
+    of_each = [highest[id(rate)] for rate in rates]
+    largest = max((x for x in of_each if x is not None), default=0.0)
+    return [None if x is None or largest <= 0 else x / largest for x in of_each]
 
 
 def _highest(rate: Any) -> float | None:
@@ -204,8 +195,10 @@ class Ratio(NamedTuple):
     """The number of the parameter among `jax.tree.leaves(params)`."""
     values: jax.Array
     """A ratio for each layer."""
-    adapted: bool
-    about: RatioFacts
+    blocks: BlockAxes
+    """The axes over the layers."""
+    facts: Facts
+    """What the transform says; it has a `length` if the parameter is adapted."""
     source: StateNode
     """The node of the state that has them."""
 
@@ -288,29 +281,23 @@ def ratios_of(facts: OptimizerFacts, state: Any, params: Any) -> list[Ratio]:
     nodes = nodes_of_kinds(state, *LAYER_WISE)
     places = [node.keys for node in nodes]
     # An object around the state adds its keys.
-    above = min(map(len, places), default=0) - min(map(len, facts.ratios), default=0)
-    heads = {keys[: max(above, 0)] for keys in places}
-    if above < 0 or len(heads) > 1 or {keys[above:] for keys in places} != set(facts.ratios):
+    above = max(0, min(map(len, places), default=0) - min(map(len, facts.ratios), default=0))
+    heads = {keys[:above] for keys in places}
+    if len(heads) > 1 or {keys[above:] for keys in places} != set(facts.ratios):
         raise ValueError(
             f"state must be that of the optimizer, which has {_shown(list(facts.ratios))}; got a "
             f"{type(state).__name__} with {_shown(places)}. Pass the state that this optimizer's "
             "`init` or `update` returned, and the optimizer itself in place of one whose `init` "
             "is compiled."
         )
-    leaves = jax.tree.leaves(params)
-    lengths = {
-        keys: {
-            number: blocks.lengths(np.shape(leaves[number]))
-            for number, blocks in facts.ratios[keys[above:]].blocks.items()
-        }
-        for keys in places
-    }
+    lengths = {keys: facts.ratios[keys[above:]].lengths for keys in places}
     ratios = []
     for entry in by_parameter(nodes, "trust_ratios", state, params, known=lengths):
         about = facts.ratios[entry.node.keys[above:]]
         values = entry.node.array("trust_ratios")[entry.entries].reshape(entry.shape)
-        adapted = entry.number in about.adapted
-        ratios.append(Ratio(entry.name, entry.number, values, adapted, about, entry.node))
+        blocks = about.blocks[entry.number]
+        of_transform = about.facts[entry.number]
+        ratios.append(Ratio(entry.name, entry.number, values, blocks, of_transform, entry.node))
     return ratios
 
 

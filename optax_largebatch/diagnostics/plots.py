@@ -9,6 +9,7 @@ import numpy as np
 
 from optax_largebatch.diagnostics.diagnose import EXPLODED
 from optax_largebatch.plans.plan import BatchPlan
+from optax_largebatch.plans.table import shown_numbers, telling_steps
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -79,9 +80,9 @@ def trust_ratios(
         times = times + np.array([-0.25, 0.25])
         table = np.repeat(table, 2, axis=1)
     shown = np.isfinite(table) & (table > 0)
-    adapted = table[shown & (table != 1)] if np.any(shown & (table != 1)) else np.ones(1)
-    middle = float(np.median(adapted))
-    spread = float(np.exp(np.abs(np.log(adapted / middle)).max()))
+    adapted = table[shown & (table != 1)]
+    middle = float(np.median(adapted)) if adapted.size else 1.0
+    spread = np.exp(np.abs(np.log(adapted / middle)).max(initial=0))
     spread = min(max(1.05 * spread, 1.5), EXPLODED)
 
     height = max(1.0 + 0.17 * min(len(names), MOST_NAMES), 3.0)
@@ -92,7 +93,7 @@ def trust_ratios(
         times, rows, np.ma.masked_array(table, ~shown), cmap=of_ratios,
         norm="log", vmin=middle / spread, vmax=middle * spread, rasterized=True,
     )  # fmt: skip
-    ones = np.ma.masked_array(np.ones_like(table), table != 1)
+    ones = np.ma.masked_array(table, table != 1)
     plot.pcolormesh(times, rows, ones, cmap="Greys", vmin=0, vmax=4, rasterized=True)
     plot.set_facecolor("black")
     every = -(-len(names) // MOST_NAMES)
@@ -140,10 +141,7 @@ def batch_plan(
     plt = _pyplot()
     from matplotlib.ticker import EngFormatter
 
-    names: list[str] = []
-    if plan.run is not None:
-        decay = ["weight_decay"] if plan.run.weight_decay != 0 else []
-        names = ["learning_rate", *decay, next(iter(plan.run.numbers))]
+    names = [] if plan.run is None else shown_numbers(plan.run)
     schedules = {name.replace("_", " "): getattr(plan, name) for name in names}
     rows = 1 + len(schedules)
     if axes is None:
@@ -152,10 +150,7 @@ def batch_plan(
         axes = list(grid[:, 0])
     if len(axes) != rows:
         raise ValueError(f"axes must be {rows} for this plan, got {len(axes)}.")
-    # The step before each change as well, so that edges are steep.
-    edges = [stage.first_step for stage in plan.stages]
-    even = np.linspace(0, plan.total_steps - 1, min(plan.total_steps, 4000)).astype(int)
-    steps = sorted({*even.tolist(), *edges, *(edge - 1 for edge in edges[1:])})
+    steps = telling_steps(plan, 4000)
     each = plan.sequence_length or 1
     seen = [plan.examples_at(step) * each for step in steps]
     ends = [*seen, plan.examples_at(plan.total_steps) * each]  # the last step has a width, too
@@ -166,7 +161,7 @@ def batch_plan(
     axes[0].set_yticks(sizes, [f"{size:,}" for size in sizes])
     axes[0].minorticks_off()
     for ax, (name, schedule) in zip(axes[1:], schedules.items(), strict=True):
-        values = jax.vmap(schedule)(jnp.asarray(steps, jnp.int32))
+        values = jax.vmap(schedule)(jnp.asarray(steps))
         ax.plot(seen, np.asarray(values), color=COLOURS[0])
         ax.set(ylabel=name, ylim=(0, None))
     axes[-1].set_xlabel("examples seen" if plan.sequence_length is None else "tokens seen")

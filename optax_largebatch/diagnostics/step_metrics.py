@@ -177,9 +177,10 @@ def _spread(
     entries = jnp.concatenate(vectors)
     adapted = entries != not_adapted
     # A NaN in the entries shows in all three. None is made here, which jax_debug_nans would report.
-    lowest = jnp.min(jnp.where(adapted, entries, jnp.inf))
+    counted = jnp.where(adapted, entries, jnp.inf)
+    lowest = jnp.min(counted)
     middle = jnp.stack([jnp.sum(adapted) - 1, jnp.sum(adapted)]) // 2
-    median = jnp.mean(jnp.sort(jnp.where(adapted, entries, jnp.inf))[middle])
+    median = jnp.mean(jnp.sort(counted)[middle])
     ends = {
         "min": lowest,
         "median": jnp.where(jnp.isnan(lowest), lowest, median),
@@ -196,7 +197,7 @@ def _scalars(state: Any) -> dict[str, jax.Array]:
         arrays = [jnp.asarray(node.array(fields[node.kind])) for node in nodes]
         values = [check_one_model(name, array, ndim=0) for array in arrays]
         if name == "skipped_steps" and values:  # all wrappers of one optimizer count together
-            metrics[name] = sum(values[1:], values[0])
+            metrics[name] = sum(values)
         else:
             metrics |= zip(_named(name, [node.keys for node in nodes]), values, strict=True)
     return metrics

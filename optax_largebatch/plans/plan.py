@@ -2,9 +2,7 @@
 
 import bisect
 import dataclasses
-import itertools
 import json
-import operator
 from typing import Any
 
 import jax
@@ -25,7 +23,6 @@ LARGEST_INT32 = 2**31 - 1
 
 SEARCHED = (0.25, 0.5, 1.0, 2.0)
 """The rates of a search over the plan's own: the law more often overshoots."""
-OWN = SEARCHED.index(1.0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,25 +63,22 @@ class BatchPlan:
     def __post_init__(self) -> None:
         if not isinstance(self.run, TunedRun | None):
             raise TypeError(f"run must be a TunedRun or None, got {self.run!r}.")
-        if self.run is not None:
-            law_of(self.run, self.law)
         if not isinstance(self.note, str):
             raise TypeError(f"note must be a string, got {self.note!r}.")
         # Also what a text of JSON says, and `dataclasses.replace`, become integers of Python here.
-        names = ("examples", "devices", "sequence_length", "micro_batch_size")
-        given = {name: x for name in names if (x := getattr(self, name)) is not None}
-        checked: dict[str, Any] = {name: count(name, x, at_least=1) for name, x in given.items()}
-        examples = checked["examples"]
+        for name in ("examples", "devices", "sequence_length", "micro_batch_size"):
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, count(name, value, at_least=1))
         starts = starts_of([(stage.first_example, stage.batch_size) for stage in self.stages])
-        stages, total_steps = stages_of(starts, examples)
+        stages, total_steps = stages_of(starts, self.examples)
         if (stages, total_steps) != (self.stages, self.total_steps):
             raise ValueError(
-                f"stages and total_steps must be those of a run of {examples} examples, {stages} "
-                f"and {total_steps}; got {self.stages} and {self.total_steps}. Use batch_plan(...)."
+                f"stages and total_steps must be those of a run of {self.examples} examples, "
+                f"{stages} and {total_steps}; got {self.stages} and {self.total_steps}. Use "
+                "batch_plan(...)."
             )
-        checked |= {"stages": stages, "total_steps": total_steps}
-        for name, value in checked.items():
-            object.__setattr__(self, name, value)
+        object.__setattr__(self, "stages", stages)
+        object.__setattr__(self, "total_steps", total_steps)
 
         step = (self.micro_batch_size or 1) * self.devices
         for stage in self.stages:
@@ -115,12 +109,13 @@ class BatchPlan:
 
     def micro_batches(self, step: ArrayLike) -> Any:
         """The micro-batches in a step: `every` of `accumulate_gradients`."""
-        if self.micro_batch_size is None:
+        each = self._examples_of_call
+        if each is None:
             raise ValueError(
                 "micro_batch_size must be given to batch_plan for micro_batches: the examples of a "
                 "micro-batch on each device."
             )
-        return self._at(step, self._micro_batches)
+        return self._at(step, [stage.batch_size // each for stage in self.stages])
 
     @property
     def calls(self) -> int:
@@ -129,18 +124,17 @@ class BatchPlan:
 
     def call_of_step(self, step: int) -> int:
         """The calls of `update` before a step."""
-        known = _known(step)
-        index = self._number_of_stage(known)
-        since = known - self.stages[index].first_step
-        return self._first_calls[index] + since * self._micro_batches[index]
+        if self._examples_of_call is None:
+            return _known(step)
+        return self.examples_at(step) // self._examples_of_call
 
     def step_of_call(self, call: int) -> int:
         """The step that a call of `update` belongs to; the first call is 0."""
         known = _known(call)
-        first_calls = self._first_calls
-        index = bisect.bisect_right(first_calls, known) - 1
-        steps = (known - first_calls[index]) // self._micro_batches[index]
-        return self.stages[index].first_step + steps
+        if self._examples_of_call is None:
+            return known
+        # The step that takes the first example of the call.
+        return self.step_at(known * self._examples_of_call + 1) - 1
 
     def learning_rate(self, step: ArrayLike) -> jax.Array:
         """The learning rate at a step."""
@@ -181,9 +175,10 @@ class BatchPlan:
 
     def with_peak(self, learning_rate: float) -> "BatchPlan":
         """The plan with another peak of the learning rate, such as one of `rates`."""
-        times = known_number("learning_rate", learning_rate, "(0, inf)") / self.rates[OWN]
+        peak = known_number("learning_rate", learning_rate, "(0, inf)")
         run = self._run("with_peak")
-        return dataclasses.replace(self, run=run.with_peak(times * run.known_peak))
+        of_run = peak / max(self._of_stages("learning_rate"))
+        return dataclasses.replace(self, run=run.with_peak(of_run))
 
     def moved(self, batch_size: int) -> dict[str, Moved]:
         """The numbers at a batch size, each with its reason; of rate and decay the factors."""
@@ -285,39 +280,26 @@ class BatchPlan:
             return jnp.asarray(min(_known(step), self.total_steps), jnp.int32)
         if not jnp.issubdtype(step.dtype, jnp.integer):
             raise TypeError(_no_step(step))
+        # In the step's own type: as an int32 a later step could be negative.
+        last = min(self.total_steps, jnp.iinfo(step.dtype).max)
         try:
             known = np.asarray(step)
         except jax.errors.TracerArrayConversionError:
-            if step.dtype.itemsize < 4:
-                step = step.astype(jnp.int32)
-            # First the ends, in the step's own type: as an int32 a later step could be negative.
-            ends = jnp.asarray([0, self.total_steps], step.dtype)
-            return jnp.clip(step, *ends).astype(jnp.int32)
+            return jnp.clip(step, 0, last).astype(jnp.int32)
         if (known < 0).any():
             raise ValueError(_no_step(step))
         # By NumPy: without x64 JAX takes the lower 32 bits of a later step.
-        held = np.minimum(known.astype(np.uint64), np.uint64(self.total_steps))
-        return jnp.asarray(held.astype(np.int32))
+        return jnp.asarray(np.minimum(known, last).astype(np.int32))
 
     def _index(self, step: jax.Array) -> jax.Array:
         """The number of the stage of a step."""
         first_steps = jnp.asarray([stage.first_step for stage in self.stages], jnp.int32)
-        return jnp.maximum(jnp.searchsorted(first_steps, step, side="right") - 1, 0)
+        return jnp.searchsorted(first_steps, step, side="right") - 1
 
     @property
-    def _micro_batches(self) -> list[int]:
-        """The micro-batches in a step of each stage; one if gradients are not accumulated."""
-        each = self.micro_batch_size and self.micro_batch_size * self.devices
-        return [stage.batch_size // each if each else 1 for stage in self.stages]
-
-    @property
-    def _first_calls(self) -> list[int]:
-        """The calls of `update` before each stage."""
-        steps = (
-            after.first_step - stage.first_step for stage, after in itertools.pairwise(self.stages)
-        )
-        calls = map(operator.mul, steps, self._micro_batches)
-        return list(itertools.accumulate(calls, initial=0))
+    def _examples_of_call(self) -> int | None:
+        """The examples of a micro-batch on all devices; None if gradients are not accumulated."""
+        return self.micro_batch_size and self.micro_batch_size * self.devices
 
     def _run(self, name: str) -> TunedRun:
         if self.run is None:

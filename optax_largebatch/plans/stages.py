@@ -23,7 +23,11 @@ class Stage(NamedTuple):
 
 def starts_of(stages: Any) -> list[Start]:
     """The starts that an argument `stages` means, checked."""
-    starts = [_start(number, *pair) for number, pair in enumerate(_pairs(stages))]
+    starts = []
+    for number, (seen, batch_size) in enumerate(_pairs(stages)):
+        where = f"stages[{number}]"
+        start = count(f"{where}, the start,", seen)
+        starts.append((start, count(f"{where}, the batch size,", batch_size, at_least=1)))
     if not starts or starts[0][0] != 0:
         raise ValueError(
             f"stages must begin with a batch size for 0, as in '0:512 2M:2048'; got {stages!r}."
@@ -37,7 +41,7 @@ def starts_of(stages: Any) -> list[Start]:
     return starts
 
 
-def _pairs(stages: Any) -> Iterable[tuple[Any, Any]]:
+def _pairs(stages: Any) -> Iterable[Any]:
     """Pairs of a start and a batch size, from each form in which stages may be given."""
     if isinstance(stages, str):
         parts = [part.split(":") for part in stages.replace(",", " ").split()]
@@ -48,7 +52,7 @@ def _pairs(stages: Any) -> Iterable[tuple[Any, Any]]:
                 f"stages must be 'seen:batch_size', with spaces between the stages, as in "
                 f"'0:512 2M:2048'; got {stages!r}."
             )
-        return [(seen, batch) for seen, batch in parts]
+        return parts
     if isinstance(stages, Mapping):
         return stages.items()
     if isinstance(stages, Sequence) and all(
@@ -62,11 +66,6 @@ def _pairs(stages: Any) -> Iterable[tuple[Any, Any]]:
         "stages must be a string such as '0:512 2M:2048', a dict or a list of pairs of (seen, "
         f"batch_size), a batch size, or a growth such as seesaw(...); got {stages!r}."
     )
-
-
-def _start(number: int, seen: Any, batch_size: Any) -> Start:
-    where = f"stages[{number}]"
-    return count(f"{where}, the start,", seen), count(f"{where}, the batch size,", batch_size, 1)
 
 
 def stages_of(

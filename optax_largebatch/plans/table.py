@@ -11,7 +11,7 @@ import numpy as np
 from optax_largebatch.plans.counts import written
 from optax_largebatch.plans.law import KEPT, SHARE_OF_ADAM, SPHERES
 from optax_largebatch.plans.stages import Stage
-from optax_largebatch.plans.tuned_run import law_of
+from optax_largebatch.plans.tuned_run import TunedRun, law_of
 
 WIDTH = 80
 HEAD = 2
@@ -36,7 +36,7 @@ def table(plan: Any, learning_rate: Any) -> str:
     """
     ends = [*(stage.first_step for stage in plan.stages[1:]), plan.total_steps]
     stages = list(zip(plan.stages, ends, strict=True))
-    steps = _looked_at(plan, getattr(learning_rate, "warmup", 0))
+    steps = telling_steps(plan, LOOKED_AT, getattr(learning_rate, "warmup", 0))
     left_out = len(stages) - SHOWN
     if left_out > 1:
         del stages[SHOWN // 2 : -SHOWN // 2]
@@ -75,25 +75,30 @@ def _columns(
     yield ("from", "step"), [write(stage.first_step) for stage in stages]
     yield ("batch", "size"), [write(stage.batch_size) for stage in stages]
     if plan.micro_batch_size is not None:
-        micro_batches = [plan.micro_batches(stage.first_step) for stage in stages]
-        yield ("micro-", "batches"), list(map(write, micro_batches))
+        micro_batches = [write(plan.micro_batches(stage.first_step)) for stage in stages]
+        yield ("micro-", "batches"), micro_batches
     unit = "examples" if plan.sequence_length is None else "tokens"
-    seen = [stage.first_example * (plan.sequence_length or 1) for stage in stages]
-    yield (unit, "seen"), list(map(written, seen))
+    tokens = plan.sequence_length or 1
+    yield (unit, "seen"), [written(stage.first_example * tokens) for stage in stages]
     if plan.run is None:
         return
-    momentum = next(iter(plan.run.numbers))  # or b1; the account has the others
-    for name in ("learning_rate", "weight_decay", momentum):
-        value = getattr(plan.run, name)
-        if name == "weight_decay" and not value:
-            continue
+    for name in shown_numbers(plan.run):
         values = np.asarray(getattr(plan, name)(jnp.asarray(steps)), float)
-        text = schedule if callable(value) else "{}"
+        text = schedule if callable(getattr(plan.run, name)) else "{}"
         within = [
             values[(steps >= stage.first_step) & (steps < end)] for stage, end in stages_and_ends
         ]
         upper, _, lower = name.rpartition("_")
         yield (upper, lower), [_over(of_stage, text) for of_stage in within]
+
+
+def shown_numbers(run: TunedRun) -> list[str]:
+    """The numbers that have a column or a plot: the rate, the decay unless it is 0, and one more.
+
+    That is the momentum or b1. The account of a table has the others.
+    """
+    decay = ["weight_decay"] if run.weight_decay != 0 else []
+    return ["learning_rate", *decay, next(iter(run.numbers))]
 
 
 def _over(values: np.ndarray, text: str) -> str:
@@ -102,15 +107,14 @@ def _over(values: np.ndarray, text: str) -> str:
     return text.format(first, last if peak in (first, last) else f"{peak} to {last}")
 
 
-def _looked_at(plan: Any, warmup: int) -> np.ndarray:
-    """Steps that show a schedule: even ones, the ends of each stage and of the warm-up."""
+def telling_steps(plan: Any, number: int, warmup: int = 0) -> np.ndarray:
+    """Steps that show a schedule: even ones, both ends of each stage, and that of the warm-up."""
     last = plan.total_steps - 1
-    firsts = [stage.first_step for stage in plan.stages]
-    ends = [*firsts, *(step - 1 for step in firsts[1:]), last]
+    firsts = np.array([stage.first_step for stage in plan.stages])
+    ends = [*firsts, *(firsts - 1)]
     if warmup:
-        ends.append(min(plan.step_at(tokens=round(warmup * plan.length)), last))
-    even = np.linspace(0, last, LOOKED_AT).astype(np.int32)
-    return np.union1d(even, ends).astype(np.int32)
+        ends.append(plan.step_at(tokens=round(warmup * plan.length)))
+    return np.unique(np.clip([*np.linspace(0, last, number), *ends], 0, last).astype(np.int32))
 
 
 def _summary(plan: Any, steps: np.ndarray) -> Iterator[str]:

@@ -132,9 +132,7 @@ class TunedRun:
             row = own_law(self.law)
             checked["law"] = tuple((name, getattr(row, name)) for name in dict(self.law))
         known = self._usual[1]
-        for name in NUMBERS:
-            if (value := getattr(self, name)) is None:
-                continue
+        for name, value in self._given.items():
             if name not in known:
                 raise ValueError(
                     f"{name} must be None for {self.optimizer!r}, which has {', '.join(known)}; "
@@ -147,10 +145,14 @@ class TunedRun:
             object.__setattr__(self, name, value)
 
     @property
+    def _given(self) -> dict[str, float]:
+        """The momenta and epsilon that were given."""
+        return {name: x for name in NUMBERS if (x := getattr(self, name)) is not None}
+
+    @property
     def _usual(self) -> tuple[DecayKind, Mapping[str, float]]:
         """The entry of `FAMILIES`; an optimizer of your own has the numbers that are given."""
-        given = {name: x for name in NUMBERS if (x := getattr(self, name)) is not None}
-        return FAMILIES.get(self.optimizer, ("decoupled", given))
+        return FAMILIES.get(self.optimizer, ("decoupled", self._given))
 
     @property
     def kind(self) -> DecayKind:
@@ -160,9 +162,7 @@ class TunedRun:
     @property
     def numbers(self) -> dict[str, float]:
         """The momenta and epsilon, those of the optimizer if they were not given."""
-        defaults = self._usual[1]
-        given = {name: getattr(self, name) for name in defaults}
-        return dict(defaults) | {name: x for name, x in given.items() if x is not None}
+        return {**self._usual[1], **self._given}
 
     @property
     def peak(self) -> float | None:

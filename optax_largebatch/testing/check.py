@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 from jax import experimental
 import jax.numpy as jnp
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import numpy as np
 import optax
 
@@ -148,11 +148,17 @@ def _check_one(
         before = jax.tree.map(lambda x, k=k: (0.5 + k) * jnp.cos(x), gradients)
         _, state = specification.update(before, state, params)
     expected = specification.update(gradients, state, params)
-    # A program that fails with parameters, too, has failed above, with an error of its own.
-    if not leaf_transform.needs_params:
-        _check_without_params(leaf_transform.name, specification, gradients, params)
-    leaves, arrays = gradients_of(gradients, params)
     name = leaf_transform.name
+    if not leaf_transform.needs_params:
+        # A program that fails with parameters, too, has failed above, with an error of its own.
+        try:
+            specification.update(gradients, specification.init(params))
+        except Exception as error:
+            raise ValueError(
+                f"{name}: without parameters it ends with an error, and `update` may be called so. "
+                "Say LeafTransform(..., needs_params=True) if the leaf program uses `at.param`."
+            ) from error
+    leaves, arrays = gradients_of(gradients, params)
     step = Step(leaf_transform, StaticInfo.of(leaf_transform, leaves, arrays))
     inputs = Arrays(arrays, state, leaves.arrays, Scalars(leaf_transform.scalars(state)))
     _check_programs(leaf_transform, step, inputs)
@@ -161,27 +167,9 @@ def _check_one(
         message = f"{name}: as it runs on {devices}, it gives other numbers than its reference."
         _compare((leaves.rebuild(updates), new), expected, message)
     for axis in range(max(x.ndim for x in leaves.arrays)):
-        shardings = _shardings(axis, params)
-        for run in (_with_specs_on_two_devices, _inside_of_shard_map):
-            results = run(transform, shardings, gradients, state, params)
+        for results in _on_two_devices(transform, axis, gradients, state, params):
             message = f"{name}: with axis {axis} split between devices, it gives other numbers."
             _compare(results, expected, message)
-
-
-def _check_without_params(
-    name: str,
-    specification: Any,
-    gradients: Any,
-    params: Any,
-) -> None:
-    """Checks that a transform that does not ask for the parameters works without them."""
-    try:
-        specification.update(gradients, specification.init(params))
-    except Exception as error:
-        raise ValueError(
-            f"{name}: without parameters it ends with an error, and `update` may be called so. Say "
-            "LeafTransform(..., needs_params=True) if the leaf program uses `at.param`."
-        ) from error
 
 
 def _check_programs(
@@ -205,15 +193,13 @@ def _check_programs(
                     "VectorOfBlocks()."
                 )
                 _compare(value, same.setdefault((who, field.name), value), message)
-        name = transform.name
-        scalars = arrays.scalars
-        passes = _Passes(name, batch.program, leaf, scalars, batch.inputs)
+        passes = _Passes(transform.name, batch.program, leaf, arrays.scalars, batch.inputs)
         for _, stop in passes.each():
             if isinstance(stop.request, EachMatrix):
                 expected = same.setdefault(stop.request.on.function, stop.request.numbers)
                 message = (
-                    f"{name}: a number given to each_matrix {SAME_FOR_ALL}give those leaves "
-                    "another function: the matrices of one function are worked on together."
+                    f"{transform.name}: a number given to each_matrix {SAME_FOR_ALL}give those "
+                    "leaves another function: the matrices of one function are worked on together."
                 )
                 _compare(stop.request.numbers, expected, message)
         if batch.program.tileable:
@@ -274,27 +260,26 @@ class _Passes(NamedTuple):
             "`ndim` of the part, or say given='whole'."
         )
         for cut, joined in _cuts(shape, self.program.static.stacked):
-            count = len(cut(self.leaf.gradient))
             for inputs, stop in self.each():
                 try:
-                    of_tiles = [self._of_tile(cut, k, inputs) for k in range(count)]
+                    of_tiles = [*self._of_tiles(cut, inputs)]
                 except Exception as error:
                     raise ValueError(message) from error
                 for whole, *tiles in zip(_arrays(stop), *of_tiles, strict=True):
                     for result in [joined(tiles)] if whole.shape == shape else tiles:
                         _compare(result, whole, message)
 
-    def _of_tile(
+    def _of_tiles(
         self,
         cut: Callable[..., Any],
-        k: int,
         inputs: PassInputs,
-    ) -> list[jax.Array]:
-        """What a pass over a tile of the leaf computes."""
+    ) -> Iterator[list[jax.Array]]:
+        """What a pass over each tile of the leaf computes."""
         arrays, with_arrays = self.program.arrays_of(self.leaf)
-        arrays, inputs = jax.tree.map(lambda x: cut(x)[k], (arrays, inputs))
-        stop = self.program.run(with_arrays(arrays), self.scalars, inputs)
-        return _arrays(stop)
+        whole, structure = jax.tree.flatten((arrays, inputs))
+        for tile in zip(*map(cut, whole), strict=True):
+            arrays, inputs = structure.unflatten(tile)
+            yield _arrays(self.program.run(with_arrays(arrays), self.scalars, inputs))
 
     def check_work(self) -> None:
         """Checks that what passes do again takes less time than to read a stored result."""
@@ -353,7 +338,7 @@ def _arrays(stop: Suspension) -> list[jax.Array]:
         requested = [x.array for x in request.statistics]
     elif isinstance(request, EachMatrix):
         requested = [request.array, *request.numbers]
-    computed = stop.stored, stop.hoisted, requested, stop.result
+    computed = stop._replace(request=requested)
     return list(map(jnp.asarray, jax.tree.leaves(computed)))
 
 
@@ -364,66 +349,43 @@ def _work(function: Callable[..., Any], *arguments: Any) -> float:
     return analysis.get("flops", 0.0) + 1e9 * compiled.as_text().count(" custom-call(")
 
 
-def _shardings(axis: int, params: Any) -> Any:
-    """Shardings on two devices, which share this axis of each parameter that has it, and even."""
-    devices = jax.local_devices(backend="cpu")[:2]
-    mesh = jax.make_mesh(
-        (len(devices),),
-        ("d",),
-        axis_types=(AxisType.Auto,),
-        devices=devices,
-    )
-
-    def sharding(x: jax.Array) -> NamedSharding:
-        is_shared = axis < x.ndim and x.shape[axis] % 2 == 0
-        names = [*[None] * axis, "d"] if is_shared else []
-        return NamedSharding(mesh, PartitionSpec(*names))
-
-    return jax.tree.map(sharding, params)
-
-
-def _with_specs_on_two_devices(
+def _on_two_devices(
     transform: Any,
-    shardings: Any,
+    axis: int,
     gradients: Any,
     state: Any,
     params: Any,
-) -> tuple[Any, Any]:
-    """A step under `jit` on a mesh of two devices."""
+) -> Iterator[tuple[Any, Any]]:
+    """A step under `jit` on a mesh, and one in `jax.shard_map`, which is given shards.
+
+    Two devices share this axis of each parameter that has it, and even.
+    """
+    mesh = Mesh(jax.local_devices(backend="cpu")[:2], "d")
+    leaves, structure = jax.tree.flatten(params)
+    specs = []
+    for x in leaves:
+        is_shared = axis < x.ndim and x.shape[axis] % 2 == 0
+        specs.append(PartitionSpec(*[None] * axis, "d") if is_shared else PartitionSpec())
+    shardings = structure.unflatten([NamedSharding(mesh, spec) for spec in specs])
     arrays = jax.device_put((gradients, params), (shardings, shardings))
     step = _compiled(functools.partial(transform.update, partition_specs=shardings))
-    return step(arrays[0], state, arrays[1])
-
-
-def _inside_of_shard_map(
-    transform: Any,
-    shardings: Any,
-    gradients: Any,
-    state: Any,
-    params: Any,
-) -> tuple[Any, Any]:
-    """A step inside of `jax.shard_map`, where a parameter has the shape of its shard."""
-    if not hasattr(jax, "shard_map"):
-        return _with_specs_on_two_devices(transform, shardings, gradients, state, params)
-    leaves = jax.tree.leaves(params)
-    structure = jax.tree.structure(state)
-    specs = [x.spec for x in jax.tree.leaves(shardings)]
-    of_state = []
-    for x, owner in zip(jax.tree.leaves(state), owners(state, params), strict=True):
-        spec = PartitionSpec()
-        if owner is not None and x.shape == leaves[owner].shape:
-            spec = specs[owner]
-        of_state.append(spec)
-    of_params = jax.tree.unflatten(jax.tree.structure(params), specs)
-    of_all = of_params, structure.unflatten(of_state)
+    yield step(arrays[0], state, arrays[1])
+    if not hasattr(jax, "shard_map"):  # jax 0.6.0
+        return
+    of_state = [
+        PartitionSpec() if owner is None or x.shape != leaves[owner].shape else specs[owner]
+        for x, owner in zip(jax.tree.leaves(state), owners(state, params), strict=True)
+    ]
+    of_params = structure.unflatten(specs)
+    of_all = of_params, jax.tree.structure(state).unflatten(of_state)
     step = jax.shard_map(
         functools.partial(transform.update, partition_specs=of_params),
-        mesh=jax.tree.leaves(shardings)[0].mesh,
+        mesh=mesh,
         in_specs=(*of_all, of_params),
         out_specs=of_all,
         check_vma=False,
     )
-    return _compiled(step)(gradients, state, params)
+    yield _compiled(step)(gradients, state, params)
 
 
 def _check_stacks(

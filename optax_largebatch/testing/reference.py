@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from optax_largebatch.engine.program import as_precise
 from optax_largebatch.engine.requests import (
     EachMatrix,
     Hoist,
@@ -22,7 +23,7 @@ from optax_largebatch.engine.requests import (
 )
 from optax_largebatch.engine.to_optax import leaf_transform_of
 from optax_largebatch.engine.transform import LeafTransform
-from optax_largebatch.norms import accumulation_dtype, cast, total
+from optax_largebatch.norms import accumulation_dtype, cast, other_axes, total
 from optax_largebatch.params.leaves import gradients_of
 
 
@@ -63,7 +64,7 @@ def _step(
             dtypes[i] = accumulation_dtype(gradient.dtype, leaves.arrays[i].dtype)
             param = None if params is None else leaves.arrays[i]
             given = gradient, param, states[i], scalars
-            update, param, its_state, its_scalars = _cast(given, dtypes[i])
+            update, param, its_state, its_scalars = as_precise(given, dtypes[i])
             first = Run(is_first=True)
             at = Leaf(param, param, its_state, its_scalars, choices[i], (), first)
             programs[i] = transform.program(update, at)
@@ -104,20 +105,9 @@ def _step(
 def _answer(statistic: Statistic) -> jax.Array:
     """The norm, root mean square, sum or mean of every slice along the axes that are kept."""
     x, kind, kept, _ = statistic
-    others = tuple(axis for axis in range(x.ndim) if axis not in (kept or ()))
     is_root = statistic.is_root
     terms = jnp.square(jnp.abs(x)) if is_root else x
-    answer = jnp.sum(terms, axis=others, keepdims=bool(kept))
+    answer = jnp.sum(terms, axis=other_axes(x.ndim, kept or ()), keepdims=bool(kept))
     if kind in ("mean", "rms"):
         answer = answer * answer.size / max(x.size, 1)
     return jnp.sqrt(answer) if is_root else answer
-
-
-def _cast(tree: Any, dtype: Any) -> Any:
-    """Floating point and complex arrays, as precise as `dtype`."""
-
-    def of_array(x: Any) -> Any:
-        array = isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jnp.inexact)
-        return cast(x, dtype) if array else x
-
-    return jax.tree.map(of_array, tree)
