@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_largebatch.engine.program import as_precise
 from optax_largebatch.engine.requests import (
     EachMatrix,
     Hoist,
@@ -64,7 +63,7 @@ def _step(
             dtypes[i] = accumulation_dtype(gradient.dtype, leaves.arrays[i].dtype)
             param = None if params is None else leaves.arrays[i]
             given = gradient, param, states[i], scalars
-            update, param, its_state, its_scalars = as_precise(given, dtypes[i])
+            update, param, its_state, its_scalars = _cast(given, dtypes[i])
             first = Run(is_first=True)
             at = Leaf(param, param, its_state, its_scalars, choices[i], (), first)
             programs[i] = transform.program(update, at)
@@ -111,3 +110,13 @@ def _answer(statistic: Statistic) -> jax.Array:
     if kind in ("mean", "rms"):
         answer = answer * answer.size / max(x.size, 1)
     return jnp.sqrt(answer) if is_root else answer
+
+
+def _cast(tree: Any, dtype: Any) -> Any:
+    """Floating point and complex arrays, as precise as `dtype`. The engine has its own cast."""
+
+    def of_array(x: Any) -> Any:
+        array = isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jnp.inexact)
+        return cast(x, dtype) if array else x
+
+    return jax.tree.map(of_array, tree)
