@@ -247,8 +247,7 @@ class Execution:
                     waiting = barrier((leaf.gradient, inputs.stored, inputs.answers))
                     leaf = leaf._replace(gradient=waiting[0])
                     inputs = inputs._replace(stored=waiting[1])
-                update, state = self._finish(program, leaf, scalars, inputs)
-                batch.results[i] = update, program.with_constants(state)
+                batch.results[i] = self._finish(program, leaf, scalars, inputs)
 
     def _wait_for(
         self,

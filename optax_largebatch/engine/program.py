@@ -148,7 +148,6 @@ class Program:
         of_elements = len(jax.tree.leaves((leaf.gradient, leaf.param)))
         self.kinds: list[ArrayKind] = ["per element"] * of_elements
         """The kind of each array of the leaf."""
-        self.kinds_of_state = transform.kinds
         self.kinds += jax.tree.leaves(transform.kinds(leaf.state))
         self._dtype = leaf.dtype()
         self._is_read = False
@@ -169,6 +168,12 @@ class Program:
         )
         """Traced arrays that the program uses and is not given."""
         self._is_read = True
+
+    @property
+    def result_kinds(self) -> list[ArrayKind]:
+        """The kind of each array of the result."""
+        _, state = self.result_types
+        return ["per element", *jax.tree.leaves(self._transform.kinds(state))]
 
     def run(
         self,
@@ -232,14 +237,18 @@ class Program:
         scalars: Scalars,
         inputs: PassInputs,
     ) -> Result:
-        """The update and the leaf's new state, which has the dtypes of the old one."""
+        """The update and the leaf's new state, which has the dtypes of the old one.
+
+        It has None for numbers that are known without any array; `with_constants` adds them.
+        """
         update, state = self.run(leaf, scalars, inputs).result
         return update, jax.tree.map(self._like_old, leaf.state, state, is_leaf=IS_NONE)
 
     def with_constants(self, state: Any) -> Any:
-        """The new state, with numbers of blocks that are known without any array.
+        """The state of `result`, with the numbers of blocks that are known without any array.
 
         XLA takes long to put the constants of a thousand leaves into one vector; NumPy does not.
+        Nor does XLA see that all devices have the same constant: it would send it around.
         """
         new, structure = jax.tree.flatten(state, is_leaf=IS_NONE)
         constants = zip(new, self._constants, strict=True)
@@ -268,9 +277,9 @@ class Program:
         """
         if old is not None:
             return jnp.asarray(new, old.dtype)
-        if new is None or self._has_several_blocks or jnp.size(new) != 1:
-            return new
-        return jnp.asarray(new, jnp.result_type(new)).reshape(1)
+        if new is None or _constant(new) is not None:
+            return None
+        return new if self._has_several_blocks or new.size != 1 else new.reshape(1)
 
     def _read(
         self,
@@ -303,17 +312,14 @@ class Program:
         update, state = stop.result
         old, structure = jax.tree.flatten(leaf.state, is_leaf=IS_NONE)
         new = structure.flatten_up_to(state)
-        written: set[int] = set()
-        self._constants = []
-        for before, after in zip(old, new, strict=True):
-            if before is not None:
-                written.add(id(after))
-            self._constants.append(_constant(after) if before is None else None)
+        fields = list(zip(old, new, strict=True))
+        self._constants = [_constant(now) if before is None else None for before, now in fields]
+        written = {id(now) for before, now in fields if before is not None}
         self.hoists = bool(stop.hoisted)
         self.hoisted_state = frozenset(
             [position for position, x in enumerate(stop.hoisted) if id(x) in written]
         )
-        state = self.with_constants(structure.unflatten(map(self._like_old, old, new)))
+        state = structure.unflatten(map(self._like_old, old, new))
         self.result_types = jax.tree.map(jax.typeof, (update, state))
 
     def _check_same(

@@ -91,7 +91,7 @@ class Step:
         leaves, _, by_leaf = self.by_leaf(arrays)
         programs = self.programs(by_leaf, arrays.scalars, leaves)
         if any(program.closes_over for program in programs.values()):
-            return self.run(on_a_mesh(arrays), arrays, programs)
+            return self.run(on_a_mesh(arrays), arrays)
         flat, structure = jax.tree.flatten(arrays)
         like = gradients if params is None else [params[i] for i in self._info.with_gradient]
         types, results = jax.tree.flatten((like, state))
@@ -100,7 +100,7 @@ class Step:
             plan = SEVERAL_DEVICES if platform is None else ON_ONE_DEVICE[platform]
 
             def run(*flat: jax.Array) -> list[jax.Array]:
-                return jax.tree.leaves(self.run(plan, structure.unflatten(flat), programs))
+                return jax.tree.leaves(self.run(plan, structure.unflatten(flat)))
 
             return run
 
@@ -110,24 +110,14 @@ class Step:
         self,
         plan: ExecutionPlan,
         arrays: Arrays,
-        programs: Mapping[int, Program] | None = None,
     ) -> tuple[list[jax.Array], Any]:
-        """Updates and state, as the step runs by a plan.
-
-        Args:
-            plan: the plan.
-            arrays: the arrays of the step.
-            programs: the program of each leaf, if it is read already.
-        """
+        """Updates and state, as the step runs by a plan."""
         leaves, states, by_leaf = self.by_leaf(arrays)
-        whole = dataclasses.replace(leaves, specs=None, mesh=None) if leaves.mesh else leaves
-        programs = programs or self.programs(by_leaf, arrays.scalars, whole)
+        shards = dataclasses.replace(leaves, mesh=None)
+        whole = dataclasses.replace(shards, specs=None) if leaves.mesh else leaves
+        programs = self.programs(by_leaf, arrays.scalars, whole)
 
-        def on_one_device(
-            by_leaf: Any,
-            scalars: Scalars,
-            shards: Leaves,
-        ) -> Any:
+        def on_one_device(by_leaf: Any, scalars: Scalars) -> Any:
             programs = self.programs(by_leaf, scalars, shards)
             return Execution(programs, by_leaf, scalars, plan).results()
 
@@ -139,7 +129,7 @@ class Step:
         updates = []
         for i, (update, state) in results.items():
             updates.append(update.astype(leaves.arrays[i].dtype))
-            states[i] = state
+            states[i] = programs[i].with_constants(state)
         return updates, self._transform.join(arrays.state, states, leaves)
 
     def by_leaf(
