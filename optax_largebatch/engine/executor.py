@@ -26,7 +26,13 @@ from optax_largebatch.engine.compilation import (
     reduction_barrier,
 )
 from optax_largebatch.engine.execution_plans import ExecutionPlan
-from optax_largebatch.engine.identical_leaves import Batch, batch_identical, group_leaves
+from optax_largebatch.engine.identical_leaves import (
+    Batch,
+    batch_identical,
+    gradients_of,
+    group_leaves,
+    replace_gradients,
+)
 from optax_largebatch.engine.matrices.side_by_side import ELEMENTS_AT_A_TIME, size_of_product
 from optax_largebatch.engine.matrices.work import matrices_round
 from optax_largebatch.engine.program import (
@@ -156,14 +162,16 @@ class Execution:
         rounds = [batch.remaining[0] for batch in waiting]
         have_matrices = [its_round.of_each is not None for its_round in rounds]
         if any(have_matrices):
-            self._take_round_of_matrices(list(itertools.compress(waiting, have_matrices)))
+            batches = list(itertools.compress(waiting, have_matrices))
+            matrices_round(batches, self._scalars, self._following, self._plan.batch_matrices)
             return
         stored: list[Sequence[jax.Array]] = []
         sums: list[jax.Array] = []
         for batch in waiting:
             static = batch.program, self._plan.sums, self._defers_writes(batch)
             arrays = batch.arrays
-            with self._no_inline(arrays[0].gradient.size):
+            is_call = self._plan.no_inline and is_large(arrays[0].gradient.size)
+            with no_inline() if is_call else contextlib.nullcontext():
                 of_batch = self._pass(*static, arrays, self._scalars, batch.inputs)
             stored.append(of_batch[0])
             sums += of_batch[1]
@@ -184,13 +192,6 @@ class Execution:
                 answers = [jnp.broadcast_to(x, len(batch.leaves)) for x in answers]
             batch.inputs = batch.inputs.after(its_stored, answers)
         self._hoist(waiting, self._plan.batch_hoisted and not is_global)
-
-    def _take_round_of_matrices(self, batches: Sequence[Batch]) -> None:
-        """Takes one round of work on matrices, for which the next leaves wait."""
-        following = _gradients(self._following)
-        side_by_side = self._plan.batch_matrices
-        gradients = matrices_round(batches, self._scalars, following, side_by_side)
-        _replace_gradients(self._following, gradients)
 
     def _hoist(self, batches: Sequence[Batch], as_vectors: bool) -> None:
         """Hoists the numbers of batches, and of other identical leaves."""
@@ -264,15 +265,17 @@ class Execution:
         def large(update: jax.Array, state: Any) -> Any:
             return jax.tree.map(lambda x: x if x.shape == update.shape else None, state)
 
+        def waited(new: Any, old: Any) -> Any:
+            return old if new is None else new
+
         results = [batch.results for batch in previous]
         written = {i: large(*result) for some in results for i, result in some.items()}
-        waiting = written, _gradients(group), self._scalars
+        waiting = written, gradients_of(group), self._scalars
         written, gradients, self._scalars = barrier(waiting)
         for some in results:
             for i, (update, state) in some.items():
-                state = jax.tree.map(_first, written[i], state, is_leaf=IS_NONE)
-                some[i] = update, state
-        _replace_gradients(group, gradients)
+                some[i] = update, jax.tree.map(waited, written[i], state, is_leaf=IS_NONE)
+        replace_gradients(group, gradients)
 
     def _defers_writes(self, batch: Batch) -> bool:
         """Whether the last pass over a batch writes its state, and no pass before it.
@@ -286,11 +289,6 @@ class Execution:
     def _computes_several(self, program: Program) -> bool:
         """Whether a round takes several sums of what is computed, in passes that XLA inlines."""
         return program.tileable and program.computed_at_once > 1 and not self._plan.no_inline
-
-    def _no_inline(self, size: int) -> contextlib.AbstractContextManager[Any]:
-        """Surrounds a pass over a leaf: a call that is not inlined if the leaf is large."""
-        is_call = self._plan.no_inline and is_large(size)
-        return no_inline() if is_call else contextlib.nullcontext()
 
 
 def _with_local_round(batches: Sequence[Batch]) -> list[Batch]:
@@ -320,21 +318,3 @@ def _over_all_leaves(
     return [totals[path] for path in paths]
 
 
-def _gradients(batches: Sequence[Batch]) -> dict[int, jax.Array]:
-    """The gradients of all leaves of some batches."""
-    return {i: leaf.gradient for batch in batches for i, leaf in batch.leaves.items()}
-
-
-def _replace_gradients(
-    batches: Sequence[Batch],
-    gradients: Mapping[int, jax.Array],
-) -> None:
-    """Goes on with gradients that have waited for something."""
-    for batch in batches:
-        for i, leaf in batch.leaves.items():
-            batch.leaves[i] = leaf._replace(gradient=gradients[i])
-
-
-def _first(new: Any, old: Any) -> Any:
-    """An array that has waited, or the old one where none has."""
-    return old if new is None else new

@@ -78,6 +78,21 @@ def batch_identical(
     return [Batch(programs[batch[0]], {i: leaves[i] for i in batch}) for batch in sorted(batches)]
 
 
+def gradients_of(batches: Sequence[Batch]) -> dict[int, jax.Array]:
+    """The gradients of all leaves of some batches."""
+    return {i: leaf.gradient for batch in batches for i, leaf in batch.leaves.items()}
+
+
+def replace_gradients(
+    batches: Sequence[Batch],
+    gradients: Mapping[int, jax.Array],
+) -> None:
+    """Goes on with gradients that have waited for something."""
+    for batch in batches:
+        for i, leaf in batch.leaves.items():
+            batch.leaves[i] = leaf._replace(gradient=gradients[i])
+
+
 def group_leaves(
     sizes: Mapping[Key, int],
     group_size: int | None,

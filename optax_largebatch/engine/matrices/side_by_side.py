@@ -18,21 +18,21 @@ ELEMENTS_AT_A_TIME = 2**22
 """The elements of products of matrices that fill a device: seven of 768 x 768."""
 
 
-def multiplied_together(tasks: Tasks, side_by_side: bool) -> list[list[Any]]:
+def multiplied_together(tasks: Tasks, side_by_side: bool) -> list[Tasks]:
     """Arrays whose matrices have one shape, in groups whose products fill a device.
 
     A tall matrix and a wide one with its sides are not together: XLA would transpose whole arrays.
     Without `side_by_side` each array is a group.
     """
     if not side_by_side:
-        return [[key] for key in tasks]
+        return [{key: task} for key, task in tasks.items()]
     by_shape: dict[tuple[int, int], dict[Any, int]] = {}
     for key, (x, _, on) in tasks.items():
         by_shape.setdefault(on.matrices.shape, {})[key] = size_of_product(x, on)
     groups: list[list[Any]] = []
     for sizes in by_shape.values():
         groups += group_leaves(sizes, ELEMENTS_AT_A_TIME)
-    return groups
+    return [{key: tasks[key] for key in keys} for keys in groups]
 
 
 def size_of_product(x: jax.Array, on: MatrixFunction) -> int:
@@ -43,17 +43,13 @@ def size_of_product(x: jax.Array, on: MatrixFunction) -> int:
 
 def multiplied(tasks: Tasks) -> jax.Array:
     """The results for all matrices of arrays that this device has whole: of one shape, a batch."""
-    first, *others = tasks.values()
-    matrices = first.to_batch()
-    if others:
-        matrices = jnp.concatenate([matrices, *(task.to_batch() for task in others)])
+    first = next(iter(tasks.values()))
+    matrices = jnp.concatenate([task.to_batch() for task in tasks.values()])
     return map_matrices(first.apply, matrices, min(first.on.matrices.shape) ** 2)
 
 
 def taken_apart(tasks: Tasks, matrices: jax.Array) -> dict[Any, jax.Array]:
     """The result for each array, from those for all matrices."""
-    if len(tasks) == 1:
-        return {key: task.from_batch(matrices) for key, task in tasks.items()}
     results = {}
     start = 0
     for key, task in tasks.items():
