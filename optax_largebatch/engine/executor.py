@@ -316,5 +316,3 @@ def _over_all_leaves(
         of_path = [jnp.sum(x) for x, its_path in zip(sums, paths, strict=True) if its_path == path]
         totals[path] = norms.total(of_path)
     return [totals[path] for path in paths]
-
-

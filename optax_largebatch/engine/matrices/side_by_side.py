@@ -53,8 +53,7 @@ def taken_apart(tasks: Tasks, matrices: jax.Array) -> dict[Any, jax.Array]:
     results = {}
     start = 0
     for key, task in tasks.items():
-        size = math.prod(task.on.matrices.shape)
-        stop = start + task.array.size // max(size, 1)
+        stop = start + task.array.size // math.prod(task.on.matrices.shape)
         results[key] = task.from_batch(matrices[start:stop])
         start = stop
     return results
@@ -75,7 +74,7 @@ def map_matrices(
         size: the elements that a matrix counts for.
     """
     count = len(matrices)
-    at_a_time = max(ELEMENTS_AT_A_TIME // max(size, 1), 1)
+    at_a_time = max(ELEMENTS_AT_A_TIME // size, 1)
     of_several = jax.vmap(function)
     if count <= at_a_time:
         return function(matrices[0])[None] if count == 1 else of_several(matrices)
