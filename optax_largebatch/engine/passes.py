@@ -112,13 +112,12 @@ def inputs_of_each(
     """
     if number == 1:
         return [(inputs, scalars)]
-    answers = [list(map(jnp.unstack, of_round)) for of_round in inputs.answers]
     hoisted = [unstacked(program, k, x) for k, x in enumerate(inputs.hoisted)]
     vectors = None if hoisted else barrier(jax.vmap(lambda _: scalars)(jnp.arange(number)))
     of_leaves = []
     for i in range(number):
         its_inputs = inputs._replace(
-            answers=tuple([tuple([x[i] for x in of_round]) for of_round in answers]),
+            answers=jax.tree.map(lambda x, i=i: x[i], inputs.answers),
             hoisted=tuple([x[i] for x in hoisted]),
         )
         its_scalars = scalars if vectors is None else jax.tree.map(lambda x, i=i: x[i], vectors)

@@ -94,10 +94,11 @@ class LeafTransform:
 
     def init(self, params: optax.Params) -> Any:
         """The state before the first step."""
-        check_none_forgotten(check_stacked(self.stacked), params)
+        stacks = check_stacked(self.stacked)
+        check_none_forgotten(stacks, params)
         if self.at_init is not None:
             self.at_init(params)
-        check_not_flat(check_stacked(self.stacked), params)
+        check_not_flat(stacks, params)
         state = built_like(self.state, [field.init(params) for field in self.state])
         record_state(state, self, params)
         return state
@@ -168,9 +169,6 @@ class LeafTransform:
         shape = update.shape
         spec = norms.explicit_spec(update)
 
-        def gathered(x: Any) -> Any:
-            return None if x is None else sharding.gathered(x)
-
         def shard(x: Any) -> Any:
             if not jnp.ndim(x):
                 return x
@@ -181,12 +179,10 @@ class LeafTransform:
             kinds = self.kinds(state)
             return jax.tree.map(lambda x, kind: x if kind == "whole" else move(x), state, kinds)
 
-        whole = at._replace(
-            param=gathered(at.param),
-            start=gathered(at.start),
-            state=moved(gathered, at.state),
-        )
-        update, state = yield from self._named(gathered(update), whole, None, _on_copies)
+        update, param, start = jax.tree.map(sharding.gathered, (update, at.param, at.start))
+        state = moved(sharding.gathered, at.state)
+        whole = at._replace(param=param, start=start, state=state)
+        update, state = yield from self._named(update, whole, None, _on_copies)
         return shard(update), moved(shard, state)
 
     def _named(

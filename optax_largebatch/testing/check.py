@@ -153,7 +153,7 @@ def _check_one(
         _check_without_params(leaf_transform.name, specification, gradients, params)
     leaves, arrays = gradients_of(gradients, params)
     name = leaf_transform.name
-    step = Step(leaf_transform, StaticInfo.of(leaf_transform, leaves, arrays))
+    step = Step(leaf_transform, StaticInfo.of(leaf_transform, leaves))
     inputs = Arrays(arrays, state, leaves.arrays, Scalars(leaf_transform.scalars(state)))
     _check_programs(leaf_transform, step, inputs)
     for devices, plan in PLANS.items():
