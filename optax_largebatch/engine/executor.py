@@ -9,7 +9,6 @@ device has all leaves, they go one after the other, small ones in groups.
 from collections.abc import Mapping, Sequence
 import contextlib
 import copy
-import functools
 import itertools
 from typing import Any
 
@@ -128,20 +127,16 @@ class Execution:
         Otherwise XLA would see that the update needs the direction that a norm was taken of, and
         keep that, of all leaves at once.
         """
-        leaves = [batch.leaves for batch in group]
-        inputs = [batch.inputs for batch in group]
-        in_a_call = jax.jit(allow_inlining(functools.partial(self._after_local_rounds, group)))
+        in_a_call = jax.jit(allow_inlining(self._after_local_rounds))
         with no_inline():
-            after = in_a_call(leaves, self._scalars, inputs)
+            after = in_a_call(group, self._scalars)
         for batch, its_inputs in zip(group, after, strict=True):
             batch.inputs = its_inputs
 
     def _after_local_rounds(
         self,
         group: Sequence[Batch],
-        leaves: Sequence[dict[int, LeafArrays]],
         scalars: Scalars,
-        inputs: Sequence[PassInputs],
     ) -> list[PassInputs]:
         """The inputs of the last pass, or of the next norm of all leaves, as a function of arrays.
 
@@ -149,13 +144,11 @@ class Execution:
         """
         inside = copy.copy(self)
         inside._scalars = scalars
-        programs = [batch.program for batch in group]
-        batches = list(map(Batch, programs, leaves, inputs))
-        inside._take_local_rounds(batches)
-        for batch in batches:
+        inside._take_local_rounds(group)
+        for batch in group:
             if not batch.remaining:
                 inside._hoist_all(batch)
-        return [batch.inputs for batch in batches]
+        return [batch.inputs for batch in group]
 
     def _take_round(self, waiting: Sequence[Batch]) -> None:
         """Takes one round, for which devices or leaves need each other."""
@@ -203,17 +196,14 @@ class Execution:
                 self._hoist_all(batch)
             elif as_vectors and batch.program.hoists and not is_early:
                 identical.setdefault(batch.program, []).append(batch)
-        for program, alike in identical.items():
+        for alike in identical.values():
             for chunk in chunked(alike):
                 if len(chunk) > 1:
-                    self._hoist_side_by_side(program, chunk)
+                    self._hoist_side_by_side(chunk)
 
-    def _hoist_side_by_side(
-        self,
-        program: Program,
-        chunk: Sequence[Batch],
-    ) -> None:
+    def _hoist_side_by_side(self, chunk: Sequence[Batch]) -> None:
         """Hoists the numbers of identical leaves as vectors."""
+        program = chunk[0].program
         answers = [batch.inputs.answers for batch in chunk]
         of_all = chunk[0].inputs._replace(answers=jax.tree.map(lambda *x: jnp.stack(x), *answers))
         leaves = [batch.arrays[0] for batch in chunk]
@@ -301,9 +291,8 @@ def _with_global_round(waiting: Sequence[Batch]) -> list[Batch]:
 
     A partition has several such norms, each of the leaves of one of its members.
     """
-    remaining = {batch: batch.remaining for batch in waiting}
-    later = {x.norm for rounds in remaining.values() for x in rounds[1:]}
-    return [batch for batch, rounds in remaining.items() if rounds[0].norm not in later]
+    later = {x.norm for batch in waiting for x in batch.remaining[1:]}
+    return [batch for batch in waiting if batch.remaining[0].norm not in later]
 
 
 def _over_all_leaves(

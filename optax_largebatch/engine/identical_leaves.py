@@ -8,6 +8,7 @@ itself. The leaves of a batch read their numbers from one vector, so XLA merges 
 
 from collections.abc import Mapping, Sequence
 import dataclasses
+import functools
 import itertools
 from typing import Any, TypeVar
 
@@ -29,6 +30,11 @@ MAX_KERNEL_ARRAYS = 90
 """The arrays that one kernel reads and writes; XLA takes no more than 96."""
 
 
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["leaves", "inputs", "results"],
+    meta_fields=["program"],
+)
 @dataclasses.dataclass(eq=False)
 class Batch:
     """Leaves that take their passes together, by their numbers; most batches have one."""

@@ -129,7 +129,6 @@ class Program:
         leaf: the arrays of the leaf.
         scalars: the scalars of the step.
         splits: how the leaf is split between devices.
-        global_dtype: the dtype of sums over all leaves.
     """
 
     def __init__(
@@ -139,7 +138,6 @@ class Program:
         leaf: LeafArrays,
         scalars: Scalars,
         splits: Splits,
-        global_dtype: jnp.dtype,
     ):
         self._transform = transform
         self.static = static
@@ -163,9 +161,7 @@ class Program:
         """Which of the hoisted numbers become numbers of the state."""
         self.result_types: Any = None
         """The shapes and dtypes of the update and of the new state."""
-        self.closes_over = closed_over_tracers(
-            functools.partial(self._read, splits, global_dtype), leaf, scalars
-        )
+        self.closes_over = closed_over_tracers(functools.partial(self._read, splits), leaf, scalars)
         """Traced arrays that the program uses and is not given."""
         self._is_read = True
 
@@ -203,12 +199,13 @@ class Program:
         hoisted = []
         round_index = 0
         answer = None
+        result = None
         while True:
             try:
                 request = program.send(answer)
             except StopIteration as end:
-                self._check_same(round_index, None)
-                return Suspension(tuple(stored), tuple(hoisted), None, end.value)
+                request = None
+                result = end.value
             if isinstance(request, Materialize):
                 array = next(stored_before, None)
                 if array is None:
@@ -222,8 +219,8 @@ class Program:
                 answer = request.array
             else:
                 self._check_same(round_index, request)
-                if round_index == len(inputs.answers):
-                    return Suspension(tuple(stored), tuple(hoisted), request, None)
+                if request is None or round_index == len(inputs.answers):
+                    return Suspension(tuple(stored), tuple(hoisted), request, result)
                 answers = inputs.answers[round_index]
                 if isinstance(request, EachMatrix):
                     answer = norms.cast(answers[0], dtype)
@@ -284,7 +281,6 @@ class Program:
     def _read(
         self,
         splits: Splits,
-        global_dtype: jnp.dtype,
         leaf: LeafArrays,
         scalars: Scalars,
     ) -> None:
@@ -304,8 +300,6 @@ class Program:
                 computed = sum(id(x.array) not in read for x in statistics)
                 self.computed_at_once = max(self.computed_at_once, computed)
                 answers = _abstract_sums(request, info)
-                if request.is_global:
-                    answers = [x.astype(global_dtype) for x in answers]
             read |= set(map(id, answers))
             inputs = inputs.after(stop.stored, answers)
         self._has_several_blocks = any(x.kept for info in self.rounds for x in info.statistics)

@@ -18,7 +18,7 @@ from optax_largebatch.engine.executor import Execution
 from optax_largebatch.engine.program import LeafArrays, Program, Scalars
 from optax_largebatch.engine.shards import on_shards
 from optax_largebatch.engine.transform import LeafTransform, StaticLeaf
-from optax_largebatch.norms import accumulation_dtype, is_on_a_mesh
+from optax_largebatch.norms import is_on_a_mesh
 from optax_largebatch.params.leaves import Leaves
 
 
@@ -149,18 +149,15 @@ class Step:
         leaves: Leaves,
     ) -> dict[int, Program]:
         """The program of each leaf, the same one for identical leaves."""
-        global_dtype = accumulation_dtype(*[x.dtype() for x in by_leaf.values()])
         info = self._info
         programs = {}
         for i, leaf in by_leaf.items():
             arrays, structure = jax.tree.flatten(leaf)
             static = info.leaves[i]
             spec = None if info.specs is None else info.specs[i]
-            identity = (static, spec, global_dtype, structure, *map(jax.typeof, arrays))
+            identity = (static, spec, structure, *map(jax.typeof, arrays))
             if identity not in self._programs:
                 splits = functools.partial(leaves.split, i)
-                self._programs[identity] = Program(
-                    self._transform, static, leaf, scalars, splits, global_dtype
-                )
+                self._programs[identity] = Program(self._transform, static, leaf, scalars, splits)
             programs[i] = self._programs[identity]
         return programs
