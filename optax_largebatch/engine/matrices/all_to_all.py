@@ -10,7 +10,6 @@ Devices that are left idle work on narrower matrices, filled up with zeros, or o
 
 from collections.abc import Sequence
 import functools
-import itertools
 import math
 from typing import Any
 
@@ -20,7 +19,7 @@ import numpy as np
 
 from optax_largebatch import norms
 from optax_largebatch.engine.matrices.layouts import Exchange, MatrixRange, choose_plan, layout_of
-from optax_largebatch.engine.matrices.side_by_side import map_matrices
+from optax_largebatch.engine.matrices.side_by_side import map_matrices, tasks_by
 from optax_largebatch.engine.requests import Tasks
 from optax_largebatch.params.shapes import Axes
 
@@ -37,11 +36,8 @@ class AllToAll:
     """
 
     def __init__(self, exchange: Exchange, tasks: Tasks):
-        layouts = {key: layout_of(task) for key, task in tasks.items()}
         # Equal layouts follow each other, so that few devices have matrices of two.
-        in_order = sorted(tasks, key=lambda key: layouts[key])
-        self._tasks = {key: tasks[key] for key in in_order}
-        self._layouts = layouts
+        self._by_layout = sorted(tasks_by(layout_of, tasks).items())
         self._plan = choose_plan(exchange, tasks)
         group = self._plan.group
         columns = self._plan.columns
@@ -71,10 +67,10 @@ class AllToAll:
         self._pieces: dict[Any, jax.Array] = {}
         self._ranges: list[MatrixRange] = []
         stop = 0
-        for layout, keys in itertools.groupby(self._tasks, key=lambda key: layouts[key]):
+        for layout, alike in self._by_layout:
             start = stop
-            for key in keys:
-                shards = self._tasks[key].to_batch()  # say, (layers=12, rows=768, columns=384)
+            for key, task in alike.items():
+                shards = task.to_batch()  # say, (layers=12, rows=768, columns=384)
                 self._pieces[key] = layout.to_pieces(shards, group.size, columns)
                 stop += len(shards)
             self._ranges.append(MatrixRange(layout.of_piece(columns), start, stop))
@@ -122,11 +118,12 @@ class AllToAll:
         done = done.reshape(size, math.prod(self._groups), elements)
         results = {}
         start = 0
-        for key, task in self._tasks.items():
-            stop = start + self._pieces[key].shape[1]
-            shards = self._layouts[key].from_pieces(done[:, start:stop], self._plan.columns)
-            results[key] = task.from_batch(shards)
-            start = stop
+        for layout, alike in self._by_layout:
+            for key, task in alike.items():
+                stop = start + self._pieces[key].shape[1]
+                shards = layout.from_pieces(done[:, start:stop], self._plan.columns)
+                results[key] = task.from_batch(shards)
+                start = stop
         return results
 
     def _exchanged(self, shards: jax.Array) -> jax.Array:

@@ -12,10 +12,18 @@ import jax
 import jax.numpy as jnp
 
 from optax_largebatch.engine.identical_leaves import group_leaves
-from optax_largebatch.engine.requests import MatrixFunction, Tasks
+from optax_largebatch.engine.requests import EachMatrix, MatrixFunction, Tasks
 
 ELEMENTS_AT_A_TIME = 2**22
 """The elements of products of matrices that fill a device: seven of 768 x 768."""
+
+
+def tasks_by(common: Callable[[EachMatrix], Any], tasks: Tasks) -> dict[Any, Tasks]:
+    """The tasks in groups, by what those of a group have in common."""
+    groups: dict[Any, Any] = {}
+    for key, task in tasks.items():
+        groups.setdefault(common(task), {})[key] = task
+    return groups
 
 
 def multiplied_together(tasks: Tasks, side_by_side: bool) -> list[Tasks]:
@@ -26,11 +34,9 @@ def multiplied_together(tasks: Tasks, side_by_side: bool) -> list[Tasks]:
     """
     if not side_by_side:
         return [{key: task} for key, task in tasks.items()]
-    by_shape: dict[tuple[int, int], dict[Any, int]] = {}
-    for key, (x, _, on) in tasks.items():
-        by_shape.setdefault(on.matrices.shape, {})[key] = size_of_product(x, on)
     groups: list[list[Any]] = []
-    for sizes in by_shape.values():
+    for alike in tasks_by(lambda task: task.on.matrices.shape, tasks).values():
+        sizes = {key: size_of_product(task.array, task.on) for key, task in alike.items()}
         groups += group_leaves(sizes, ELEMENTS_AT_A_TIME)
     return [{key: tasks[key] for key in keys} for keys in groups]
 

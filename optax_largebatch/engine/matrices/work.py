@@ -20,7 +20,6 @@ from optax_largebatch.engine.identical_leaves import Batch, gradients_of, replac
 from optax_largebatch.engine.matrices.all_to_all import AllToAll
 from optax_largebatch.engine.matrices.layouts import (
     Exchange,
-    ShardLayout,
     choose_plan,
     layout_of,
     splitting,
@@ -30,6 +29,7 @@ from optax_largebatch.engine.matrices.side_by_side import (
     multiplied,
     multiplied_together,
     taken_apart,
+    tasks_by,
 )
 from optax_largebatch.engine.program import LeafArrays, PassInputs, Program, Scalars
 from optax_largebatch.engine.requests import EachMatrix, MatrixFunction, Tasks
@@ -115,18 +115,16 @@ def _with_the_matrices_inside(tasks: Tasks, mesh: Any) -> Tasks:
     return {key: with_the_matrices_inside(task, is_automatic) for key, task in tasks.items()}
 
 
-def _exchanges(tasks: Tasks) -> dict[Exchange, dict[Any, EachMatrix]]:
+def _exchanges(tasks: Tasks) -> dict[Exchange, Tasks]:
     """The arrays of each exchange.
 
     Where wide matrices leave devices idle, narrower ones of the same height take part in their
     exchange, filled up with columns of zeros, if that costs less.
     """
-    exchanges: dict[Exchange, dict[Any, EachMatrix]] = {}
-    for key, task in tasks.items():
-        exchanges.setdefault(_exchange(task), {})[key] = task
+    exchanges = tasks_by(_exchange, tasks)
     for wide, narrow in itertools.permutations(list(exchanges), 2):
         if {wide, narrow} <= exchanges.keys() and narrow.fits_into(wide):
-            together = exchanges[wide] | exchanges[narrow]
+            together = {**exchanges[wide], **exchanges[narrow]}
             separate = choose_plan(wide, exchanges[wide]).cost
             separate += choose_plan(narrow, exchanges[narrow]).cost
             if choose_plan(wide, together).cost < separate:
@@ -142,15 +140,13 @@ def _batches_of(exchange: Exchange, tasks: Tasks) -> Sequence[Tasks]:
     both. So matrices of one layout are a group by themselves, if that leaves no device idle and
     costs no more.
     """
-    by_layout: dict[ShardLayout, dict[Any, EachMatrix]] = {}
-    for key, task in tasks.items():
-        by_layout.setdefault(layout_of(task), {})[key] = task
-    plans = [choose_plan(exchange, some) for some in by_layout.values()]
+    by_layout = tasks_by(layout_of, tasks).values()
+    plans = [choose_plan(exchange, some) for some in by_layout]
     cost = sum(plan.cost for plan in plans)
     is_idle = any(plan.padding for plan in plans)
     if is_idle or cost > choose_plan(exchange, tasks).cost:
         return [tasks]
-    return list(by_layout.values())
+    return list(by_layout)
 
 
 def apply_to_matrices(
