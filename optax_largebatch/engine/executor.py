@@ -35,12 +35,12 @@ from optax_largebatch.engine.identical_leaves import (
 from optax_largebatch.engine.matrices.side_by_side import ELEMENTS_AT_A_TIME, size_of_product
 from optax_largebatch.engine.matrices.work import matrices_round
 from optax_largebatch.engine.program import (
-    IS_NONE,
     LeafArrays,
     PassInputs,
     Program,
     Result,
     Scalars,
+    filled,
 )
 from optax_largebatch.engine.sums import is_large
 
@@ -91,10 +91,7 @@ class Execution:
                     self._take_local_rounds(group)
                 self._finish_leaves(group)
         self._finish_leaves(self.batches)
-        results: dict[int, Result] = {}
-        for batch in self.batches:
-            results |= batch.results
-        return dict(sorted(results.items()))
+        return {i: result for batch in self.batches for i, result in batch.results.items()}
 
     def _groups(self, batches: Sequence[Batch]) -> list[list[Batch]]:
         """Groups of batches that take their passes together, in order."""
@@ -229,9 +226,7 @@ class Execution:
             self._hoist_all(batch)
             program = batch.program
             computes_several = self._computes_several(program) and not batch.is_several
-            of_leaves = passes.inputs_of_each(
-                program, batch.inputs, self._scalars, len(batch.leaves)
-            )
+            of_leaves = passes.inputs_of_each(batch, self._scalars)
             for (i, leaf), (inputs, scalars) in zip(batch.leaves.items(), of_leaves, strict=True):
                 if computes_several:
                     # Or XLA would see that an earlier pass computes the same, and write it there.
@@ -255,16 +250,13 @@ class Execution:
         def large(update: jax.Array, state: Any) -> Any:
             return jax.tree.map(lambda x: x if x.shape == update.shape else None, state)
 
-        def waited(new: Any, old: Any) -> Any:
-            return old if new is None else new
-
         results = [batch.results for batch in previous]
         written = {i: large(*result) for some in results for i, result in some.items()}
         waiting = written, gradients_of(group), self._scalars
         written, gradients, self._scalars = barrier(waiting)
         for some in results:
             for i, (update, state) in some.items():
-                some[i] = update, jax.tree.map(waited, written[i], state, is_leaf=IS_NONE)
+                some[i] = update, filled(written[i], state)
         replace_gradients(group, gradients)
 
     def _defers_writes(self, batch: Batch) -> bool:

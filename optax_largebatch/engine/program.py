@@ -247,9 +247,7 @@ class Program:
         XLA takes long to put the constants of a thousand leaves into one vector; NumPy does not.
         Nor does XLA see that all devices have the same constant: it would send it around.
         """
-        new, structure = jax.tree.flatten(state, is_leaf=IS_NONE)
-        constants = zip(new, self._constants, strict=True)
-        return structure.unflatten([x if value is None else value for x, value in constants])
+        return filled(self._constants, state)
 
     def arrays_of(
         self,
@@ -307,7 +305,9 @@ class Program:
         old, structure = jax.tree.flatten(leaf.state, is_leaf=IS_NONE)
         new = structure.flatten_up_to(state)
         fields = list(zip(old, new, strict=True))
-        self._constants = [_constant(now) if before is None else None for before, now in fields]
+        self._constants = structure.unflatten(
+            [_constant(now) if before is None else None for before, now in fields]
+        )
         written = {id(now) for before, now in fields if before is not None}
         self.hoists = bool(stop.hoisted)
         self.hoisted_state = frozenset(
@@ -349,6 +349,13 @@ def _constant(value: Any) -> np.ndarray | None:
     """A number as an array of NumPy if it is known while the program is traced."""
     is_known = isinstance(value, bool | int | float | np.generic | np.ndarray)
     return np.asarray(value) if is_known else None
+
+
+def filled(tree: Any, other: Any) -> Any:
+    """A tree, with what another one has in the places where it has None."""
+    known, structure = jax.tree.flatten(tree, is_leaf=IS_NONE)
+    pairs = zip(known, structure.flatten_up_to(other), strict=True)
+    return structure.unflatten([y if x is None else x for x, y in pairs])
 
 
 def as_precise(tree: Any, dtype: jnp.dtype) -> Any:
