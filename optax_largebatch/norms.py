@@ -237,9 +237,7 @@ def is_on_a_mesh(arrays: Any) -> bool:
     """
     for x in jax.tree.leaves(arrays):
         sharding = jax.typeof(x).sharding
-        if not sharding.mesh.empty and (sharding.mesh.size > 1 or any(sharding.spec)):
-            return True
-        if varying_axes(x):
+        if sharding.mesh.size > 1 or any(sharding.spec) or varying_axes(x):
             return True
     return False
 

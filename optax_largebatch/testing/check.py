@@ -255,7 +255,7 @@ class _Passes(NamedTuple):
 
     def check_kept(self) -> None:
         """Checks that a program of tiles has an answer for each block, and none for its rows."""
-        stacked = self.program.static.stacked
+        stacked = self.program.static.blocks.axes
         kept = {x.kept for of_round in self.program.rounds for x in of_round.statistics}
         for axes in kept - {stacked, ()}:
             raise ValueError(
@@ -273,7 +273,7 @@ class _Passes(NamedTuple):
             "`yield block_sums(...)` and its like, choose by `at.choice` in place of the shape or "
             "`ndim` of the part, or say given='whole'."
         )
-        for cut, joined in _cuts(shape, self.program.static.stacked):
+        for cut, joined in _cuts(shape, self.program.static.blocks.axes):
             count = len(cut(self.leaf.gradient))
             for inputs, stop in self.each():
                 try:
