@@ -156,7 +156,8 @@ def over_shards(
     a second one, because their blocks must not be added to each other.
     """
     whole = list(sums)
-    for between in {split.between for split in splits}:
+    # Not in the order of a set, which differs between the processes of one run.
+    for between in dict.fromkeys(split.between for split in splits):
         alike = [k for k, x in enumerate(splits) if x.within and x.between == between]
         if not alike:
             continue
@@ -236,9 +237,7 @@ def is_on_a_mesh(arrays: Any) -> bool:
     """
     for x in jax.tree.leaves(arrays):
         sharding = jax.typeof(x).sharding
-        if not sharding.mesh.empty and (sharding.mesh.size > 1 or any(sharding.spec)):
-            return True
-        if varying_axes(x):
+        if sharding.mesh.size > 1 or any(sharding.spec) or varying_axes(x):
             return True
     return False
 

@@ -34,9 +34,7 @@ def one_is_zero(a: jax.Array, b: jax.Array) -> jax.Array:
 
 def clip(x: jax.Array, bounds: Bounds) -> jax.Array:
     """`min(max(x, low), high)`; an end that is None is no bound."""
-    low, high = bounds or (None, None)
-    x = x if low is None else jnp.maximum(x, low)
-    return x if high is None else jnp.minimum(x, high)
+    return x if bounds is None else jnp.clip(x, *bounds)
 
 
 def bias_correction(decay: Scalar, t: jax.Array) -> jax.Array:

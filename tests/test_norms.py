@@ -1,5 +1,6 @@
 """Norms of blocks, whatever the dtype and the size."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.testing import assert_allclose
@@ -41,3 +42,12 @@ def test_thirty_million_elements():
     """A float32 sum, one element after the other, would be off by percents."""
     x = jnp.ones((30_000_000,), "float32")
     assert_allclose(norm(x), np.sqrt(3e7), rtol=1e-6)
+
+
+def test_sums_are_reduced_in_the_order_of_their_leaves():
+    """All processes of a run must reduce in one order, and a set of names has another in each."""
+    sums = [jnp.ones(k + 1) for k in range(6)]
+    splits = [norms.Split(frozenset("x"), frozenset(name)) for name in "abcdef"]
+    reduce = jax.make_jaxpr(lambda sums: norms.over_shards(sums, splits), axis_env=[("x", 8)])
+    reductions = [x for x in reduce(sums).eqns if "psum" in x.primitive.name]
+    assert [x.outvars[0].aval.shape for x in reductions] == [x.shape for x in sums]

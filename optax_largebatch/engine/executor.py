@@ -9,7 +9,6 @@ device has all leaves, they go one after the other, small ones in groups.
 from collections.abc import Mapping, Sequence
 import contextlib
 import copy
-import functools
 import itertools
 from typing import Any
 
@@ -26,16 +25,22 @@ from optax_largebatch.engine.compilation import (
     reduction_barrier,
 )
 from optax_largebatch.engine.execution_plans import ExecutionPlan
-from optax_largebatch.engine.identical_leaves import Batch, batch_identical, group_leaves
+from optax_largebatch.engine.identical_leaves import (
+    Batch,
+    batch_identical,
+    gradients_of,
+    group_leaves,
+    replace_gradients,
+)
 from optax_largebatch.engine.matrices.side_by_side import ELEMENTS_AT_A_TIME, size_of_product
 from optax_largebatch.engine.matrices.work import matrices_round
 from optax_largebatch.engine.program import (
-    IS_NONE,
     LeafArrays,
     PassInputs,
     Program,
     Result,
     Scalars,
+    filled,
 )
 from optax_largebatch.engine.sums import is_large
 
@@ -86,10 +91,7 @@ class Execution:
                     self._take_local_rounds(group)
                 self._finish_leaves(group)
         self._finish_leaves(self.batches)
-        results: dict[int, Result] = {}
-        for batch in self.batches:
-            results |= batch.results
-        return dict(sorted(results.items()))
+        return {i: result for batch in self.batches for i, result in batch.results.items()}
 
     def _groups(self, batches: Sequence[Batch]) -> list[list[Batch]]:
         """Groups of batches that take their passes together, in order."""
@@ -122,20 +124,16 @@ class Execution:
         Otherwise XLA would see that the update needs the direction that a norm was taken of, and
         keep that, of all leaves at once.
         """
-        leaves = [batch.leaves for batch in group]
-        inputs = [batch.inputs for batch in group]
-        in_a_call = jax.jit(allow_inlining(functools.partial(self._after_local_rounds, group)))
+        in_a_call = jax.jit(allow_inlining(self._after_local_rounds))
         with no_inline():
-            after = in_a_call(leaves, self._scalars, inputs)
+            after = in_a_call(group, self._scalars)
         for batch, its_inputs in zip(group, after, strict=True):
             batch.inputs = its_inputs
 
     def _after_local_rounds(
         self,
         group: Sequence[Batch],
-        leaves: Sequence[dict[int, LeafArrays]],
         scalars: Scalars,
-        inputs: Sequence[PassInputs],
     ) -> list[PassInputs]:
         """The inputs of the last pass, or of the next norm of all leaves, as a function of arrays.
 
@@ -143,27 +141,27 @@ class Execution:
         """
         inside = copy.copy(self)
         inside._scalars = scalars
-        programs = [batch.program for batch in group]
-        batches = list(map(Batch, programs, leaves, inputs))
-        inside._take_local_rounds(batches)
-        for batch in batches:
+        inside._take_local_rounds(group)
+        for batch in group:
             if not batch.remaining:
                 inside._hoist_all(batch)
-        return [batch.inputs for batch in batches]
+        return [batch.inputs for batch in group]
 
     def _take_round(self, waiting: Sequence[Batch]) -> None:
         """Takes one round, for which devices or leaves need each other."""
         rounds = [batch.remaining[0] for batch in waiting]
         have_matrices = [its_round.of_each is not None for its_round in rounds]
         if any(have_matrices):
-            self._take_round_of_matrices(list(itertools.compress(waiting, have_matrices)))
+            batches = list(itertools.compress(waiting, have_matrices))
+            matrices_round(batches, self._scalars, self._following, self._plan.batch_matrices)
             return
         stored: list[Sequence[jax.Array]] = []
         sums: list[jax.Array] = []
         for batch in waiting:
             static = batch.program, self._plan.sums, self._defers_writes(batch)
             arrays = batch.arrays
-            with self._no_inline(arrays[0].gradient.size):
+            is_call = self._plan.no_inline and is_large(arrays[0].gradient.size)
+            with no_inline() if is_call else contextlib.nullcontext():
                 of_batch = self._pass(*static, arrays, self._scalars, batch.inputs)
             stored.append(of_batch[0])
             sums += of_batch[1]
@@ -185,13 +183,6 @@ class Execution:
             batch.inputs = batch.inputs.after(its_stored, answers)
         self._hoist(waiting, self._plan.batch_hoisted and not is_global)
 
-    def _take_round_of_matrices(self, batches: Sequence[Batch]) -> None:
-        """Takes one round of work on matrices, for which the next leaves wait."""
-        following = _gradients(self._following)
-        side_by_side = self._plan.batch_matrices
-        gradients = matrices_round(batches, self._scalars, following, side_by_side)
-        _replace_gradients(self._following, gradients)
-
     def _hoist(self, batches: Sequence[Batch], as_vectors: bool) -> None:
         """Hoists the numbers of batches, and of other identical leaves."""
         identical: dict[Program, list[Batch]] = {}
@@ -202,17 +193,14 @@ class Execution:
                 self._hoist_all(batch)
             elif as_vectors and batch.program.hoists and not is_early:
                 identical.setdefault(batch.program, []).append(batch)
-        for program, alike in identical.items():
+        for alike in identical.values():
             for chunk in chunked(alike):
                 if len(chunk) > 1:
-                    self._hoist_side_by_side(program, chunk)
+                    self._hoist_side_by_side(chunk)
 
-    def _hoist_side_by_side(
-        self,
-        program: Program,
-        chunk: Sequence[Batch],
-    ) -> None:
+    def _hoist_side_by_side(self, chunk: Sequence[Batch]) -> None:
         """Hoists the numbers of identical leaves as vectors."""
+        program = chunk[0].program
         answers = [batch.inputs.answers for batch in chunk]
         of_all = chunk[0].inputs._replace(answers=jax.tree.map(lambda *x: jnp.stack(x), *answers))
         leaves = [batch.arrays[0] for batch in chunk]
@@ -238,17 +226,14 @@ class Execution:
             self._hoist_all(batch)
             program = batch.program
             computes_several = self._computes_several(program) and not batch.is_several
-            of_leaves = passes.inputs_of_each(
-                program, batch.inputs, self._scalars, len(batch.leaves)
-            )
+            of_leaves = passes.inputs_of_each(batch, self._scalars)
             for (i, leaf), (inputs, scalars) in zip(batch.leaves.items(), of_leaves, strict=True):
                 if computes_several:
                     # Or XLA would see that an earlier pass computes the same, and write it there.
                     waiting = barrier((leaf.gradient, inputs.stored, inputs.answers))
                     leaf = leaf._replace(gradient=waiting[0])
                     inputs = inputs._replace(stored=waiting[1])
-                update, state = self._finish(program, leaf, scalars, inputs)
-                batch.results[i] = update, program.with_constants(state)
+                batch.results[i] = self._finish(program, leaf, scalars, inputs)
 
     def _wait_for(
         self,
@@ -267,13 +252,12 @@ class Execution:
 
         results = [batch.results for batch in previous]
         written = {i: large(*result) for some in results for i, result in some.items()}
-        waiting = written, _gradients(group), self._scalars
+        waiting = written, gradients_of(group), self._scalars
         written, gradients, self._scalars = barrier(waiting)
         for some in results:
             for i, (update, state) in some.items():
-                state = jax.tree.map(_first, written[i], state, is_leaf=IS_NONE)
-                some[i] = update, state
-        _replace_gradients(group, gradients)
+                some[i] = update, filled(written[i], state)
+        replace_gradients(group, gradients)
 
     def _defers_writes(self, batch: Batch) -> bool:
         """Whether the last pass over a batch writes its state, and no pass before it.
@@ -288,11 +272,6 @@ class Execution:
         """Whether a round takes several sums of what is computed, in passes that XLA inlines."""
         return program.tileable and program.computed_at_once > 1 and not self._plan.no_inline
 
-    def _no_inline(self, size: int) -> contextlib.AbstractContextManager[Any]:
-        """Surrounds a pass over a leaf: a call that is not inlined if the leaf is large."""
-        is_call = self._plan.no_inline and is_large(size)
-        return no_inline() if is_call else contextlib.nullcontext()
-
 
 def _with_local_round(batches: Sequence[Batch]) -> list[Batch]:
     """The batches whose next round is no norm of all leaves."""
@@ -304,9 +283,8 @@ def _with_global_round(waiting: Sequence[Batch]) -> list[Batch]:
 
     A partition has several such norms, each of the leaves of one of its members.
     """
-    remaining = {batch: batch.remaining for batch in waiting}
-    later = {x.norm for rounds in remaining.values() for x in rounds[1:]}
-    return [batch for batch, rounds in remaining.items() if rounds[0].norm not in later]
+    later = {x.norm for batch in waiting for x in batch.remaining[1:]}
+    return [batch for batch in waiting if batch.remaining[0].norm not in later]
 
 
 def _over_all_leaves(
@@ -319,23 +297,3 @@ def _over_all_leaves(
         of_path = [jnp.sum(x) for x, its_path in zip(sums, paths, strict=True) if its_path == path]
         totals[path] = norms.total(of_path)
     return [totals[path] for path in paths]
-
-
-def _gradients(batches: Sequence[Batch]) -> dict[int, jax.Array]:
-    """The gradients of all leaves of some batches."""
-    return {i: leaf.gradient for batch in batches for i, leaf in batch.leaves.items()}
-
-
-def _replace_gradients(
-    batches: Sequence[Batch],
-    gradients: Mapping[int, jax.Array],
-) -> None:
-    """Goes on with gradients that have waited for something."""
-    for batch in batches:
-        for i, leaf in batch.leaves.items():
-            batch.leaves[i] = leaf._replace(gradient=gradients[i])
-
-
-def _first(new: Any, old: Any) -> Any:
-    """An array that has waited, or the old one where none has."""
-    return old if new is None else new

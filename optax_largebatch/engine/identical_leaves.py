@@ -8,6 +8,7 @@ itself. The leaves of a batch read their numbers from one vector, so XLA merges 
 
 from collections.abc import Mapping, Sequence
 import dataclasses
+import functools
 import itertools
 from typing import Any, TypeVar
 
@@ -29,6 +30,11 @@ MAX_KERNEL_ARRAYS = 90
 """The arrays that one kernel reads and writes; XLA takes no more than 96."""
 
 
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["leaves", "inputs", "results"],
+    meta_fields=["program"],
+)
 @dataclasses.dataclass(eq=False)
 class Batch:
     """Leaves that take their passes together, by their numbers; most batches have one."""
@@ -76,6 +82,21 @@ def batch_identical(
     for identical in alike.values():
         batches += even_chunks(identical, _largest_batch(leaves[identical[0]], plan))
     return [Batch(programs[batch[0]], {i: leaves[i] for i in batch}) for batch in sorted(batches)]
+
+
+def gradients_of(batches: Sequence[Batch]) -> dict[int, jax.Array]:
+    """The gradients of all leaves of some batches."""
+    return {i: leaf.gradient for batch in batches for i, leaf in batch.leaves.items()}
+
+
+def replace_gradients(
+    batches: Sequence[Batch],
+    gradients: Mapping[int, jax.Array],
+) -> None:
+    """Goes on with gradients that have waited for something."""
+    for batch in batches:
+        for i, leaf in batch.leaves.items():
+            batch.leaves[i] = leaf._replace(gradient=gradients[i])
 
 
 def group_leaves(

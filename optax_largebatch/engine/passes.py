@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from optax_largebatch.engine.compilation import barrier
+from optax_largebatch.engine.identical_leaves import Batch
 from optax_largebatch.engine.program import LeafArrays, PassInputs, Program, Scalars
 from optax_largebatch.engine.requests import Statistic
 from optax_largebatch.engine.sums import Sums
@@ -100,25 +101,24 @@ def hoisted_numbers(
 
 
 def inputs_of_each(
-    program: Program,
-    inputs: PassInputs,
+    batch: Batch,
     scalars: Scalars,
-    number: int,
 ) -> list[tuple[PassInputs, Scalars]]:
     """The inputs of the last pass and the scalars for each leaf of a batch.
 
     Their hoisted numbers come from one vector; if there are none, their scalars do. XLA on a GPU
     merges the last passes over leaves that read one vector.
     """
+    inputs = batch.inputs
+    number = len(batch.leaves)
     if number == 1:
         return [(inputs, scalars)]
-    answers = [list(map(jnp.unstack, of_round)) for of_round in inputs.answers]
-    hoisted = [unstacked(program, k, x) for k, x in enumerate(inputs.hoisted)]
+    hoisted = [unstacked(batch.program, k, x) for k, x in enumerate(inputs.hoisted)]
     vectors = None if hoisted else barrier(jax.vmap(lambda _: scalars)(jnp.arange(number)))
     of_leaves = []
     for i in range(number):
         its_inputs = inputs._replace(
-            answers=tuple([tuple([x[i] for x in of_round]) for of_round in answers]),
+            answers=jax.tree.map(lambda x, i=i: x[i], inputs.answers),
             hoisted=tuple([x[i] for x in hoisted]),
         )
         its_scalars = scalars if vectors is None else jax.tree.map(lambda x, i=i: x[i], vectors)

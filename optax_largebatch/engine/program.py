@@ -129,7 +129,6 @@ class Program:
         leaf: the arrays of the leaf.
         scalars: the scalars of the step.
         splits: how the leaf is split between devices.
-        global_dtype: the dtype of sums over all leaves.
     """
 
     def __init__(
@@ -139,7 +138,6 @@ class Program:
         leaf: LeafArrays,
         scalars: Scalars,
         splits: Splits,
-        global_dtype: jnp.dtype,
     ):
         self._transform = transform
         self.static = static
@@ -148,7 +146,6 @@ class Program:
         of_elements = len(jax.tree.leaves((leaf.gradient, leaf.param)))
         self.kinds: list[ArrayKind] = ["per element"] * of_elements
         """The kind of each array of the leaf."""
-        self.kinds_of_state = transform.kinds
         self.kinds += jax.tree.leaves(transform.kinds(leaf.state))
         self._dtype = leaf.dtype()
         self._is_read = False
@@ -164,11 +161,15 @@ class Program:
         """Which of the hoisted numbers become numbers of the state."""
         self.result_types: Any = None
         """The shapes and dtypes of the update and of the new state."""
-        self.closes_over = closed_over_tracers(
-            functools.partial(self._read, splits, global_dtype), leaf, scalars
-        )
+        self.closes_over = closed_over_tracers(functools.partial(self._read, splits), leaf, scalars)
         """Traced arrays that the program uses and is not given."""
         self._is_read = True
+
+    @property
+    def result_kinds(self) -> list[ArrayKind]:
+        """The kind of each array of the result."""
+        _, state = self.result_types
+        return ["per element", *jax.tree.leaves(self._transform.kinds(state))]
 
     def run(
         self,
@@ -198,12 +199,13 @@ class Program:
         hoisted = []
         round_index = 0
         answer = None
+        result = None
         while True:
             try:
                 request = program.send(answer)
             except StopIteration as end:
-                self._check_same(round_index, None)
-                return Suspension(tuple(stored), tuple(hoisted), None, end.value)
+                request = None
+                result = end.value
             if isinstance(request, Materialize):
                 array = next(stored_before, None)
                 if array is None:
@@ -217,8 +219,8 @@ class Program:
                 answer = request.array
             else:
                 self._check_same(round_index, request)
-                if round_index == len(inputs.answers):
-                    return Suspension(tuple(stored), tuple(hoisted), request, None)
+                if request is None or round_index == len(inputs.answers):
+                    return Suspension(tuple(stored), tuple(hoisted), request, result)
                 answers = inputs.answers[round_index]
                 if isinstance(request, EachMatrix):
                     answer = norms.cast(answers[0], dtype)
@@ -232,18 +234,20 @@ class Program:
         scalars: Scalars,
         inputs: PassInputs,
     ) -> Result:
-        """The update and the leaf's new state, which has the dtypes of the old one."""
+        """The update and the leaf's new state, which has the dtypes of the old one.
+
+        It has None for numbers that are known without any array; `with_constants` adds them.
+        """
         update, state = self.run(leaf, scalars, inputs).result
         return update, jax.tree.map(self._like_old, leaf.state, state, is_leaf=IS_NONE)
 
     def with_constants(self, state: Any) -> Any:
-        """The new state, with numbers of blocks that are known without any array.
+        """The state of `result`, with the numbers of blocks that are known without any array.
 
         XLA takes long to put the constants of a thousand leaves into one vector; NumPy does not.
+        Nor does XLA see that all devices have the same constant: it would send it around.
         """
-        new, structure = jax.tree.flatten(state, is_leaf=IS_NONE)
-        constants = zip(new, self._constants, strict=True)
-        return structure.unflatten([x if value is None else value for x, value in constants])
+        return filled(self._constants, state)
 
     def arrays_of(
         self,
@@ -268,14 +272,13 @@ class Program:
         """
         if old is not None:
             return jnp.asarray(new, old.dtype)
-        if new is None or self._has_several_blocks or jnp.size(new) != 1:
-            return new
-        return jnp.asarray(new, jnp.result_type(new)).reshape(1)
+        if new is None or _constant(new) is not None:
+            return None
+        return new if self._has_several_blocks or new.size != 1 else new.reshape(1)
 
     def _read(
         self,
         splits: Splits,
-        global_dtype: jnp.dtype,
         leaf: LeafArrays,
         scalars: Scalars,
     ) -> None:
@@ -295,25 +298,22 @@ class Program:
                 computed = sum(id(x.array) not in read for x in statistics)
                 self.computed_at_once = max(self.computed_at_once, computed)
                 answers = _abstract_sums(request, info)
-                if request.is_global:
-                    answers = [x.astype(global_dtype) for x in answers]
             read |= set(map(id, answers))
             inputs = inputs.after(stop.stored, answers)
         self._has_several_blocks = any(x.kept for info in self.rounds for x in info.statistics)
         update, state = stop.result
         old, structure = jax.tree.flatten(leaf.state, is_leaf=IS_NONE)
         new = structure.flatten_up_to(state)
-        written: set[int] = set()
-        self._constants = []
-        for before, after in zip(old, new, strict=True):
-            if before is not None:
-                written.add(id(after))
-            self._constants.append(_constant(after) if before is None else None)
+        fields = list(zip(old, new, strict=True))
+        self._constants = structure.unflatten(
+            [_constant(now) if before is None else None for before, now in fields]
+        )
+        written = {id(now) for before, now in fields if before is not None}
         self.hoists = bool(stop.hoisted)
         self.hoisted_state = frozenset(
             [position for position, x in enumerate(stop.hoisted) if id(x) in written]
         )
-        state = self.with_constants(structure.unflatten(map(self._like_old, old, new)))
+        state = structure.unflatten(map(self._like_old, old, new))
         self.result_types = jax.tree.map(jax.typeof, (update, state))
 
     def _check_same(
@@ -349,6 +349,13 @@ def _constant(value: Any) -> np.ndarray | None:
     """A number as an array of NumPy if it is known while the program is traced."""
     is_known = isinstance(value, bool | int | float | np.generic | np.ndarray)
     return np.asarray(value) if is_known else None
+
+
+def filled(tree: Any, other: Any) -> Any:
+    """A tree, with what another one has in the places where it has None."""
+    known, structure = jax.tree.flatten(tree, is_leaf=IS_NONE)
+    pairs = zip(known, structure.flatten_up_to(other), strict=True)
+    return structure.unflatten([y if x is None else x for x, y in pairs])
 
 
 def as_precise(tree: Any, dtype: jnp.dtype) -> Any:

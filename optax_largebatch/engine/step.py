@@ -1,6 +1,6 @@
 """One step of a leaf transform: from the arrays of an update to its results."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 import dataclasses
 import functools
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from optax_largebatch.engine.executor import Execution
 from optax_largebatch.engine.program import LeafArrays, Program, Scalars
 from optax_largebatch.engine.shards import on_shards
 from optax_largebatch.engine.transform import LeafTransform, StaticLeaf
-from optax_largebatch.norms import accumulation_dtype, is_on_a_mesh
+from optax_largebatch.norms import is_on_a_mesh
 from optax_largebatch.params.leaves import Leaves
 
 
@@ -33,31 +33,23 @@ class StaticInfo(NamedTuple):
     """How the parameters are split, if `update` is given the specs."""
     mesh: Any
     """The mesh of the specs under `jit`."""
-    with_gradient: tuple[int, ...]
-    """The parameters that have a gradient."""
 
     @classmethod
-    def of(
-        cls,
-        transform: LeafTransform,
-        leaves: Leaves,
-        gradients: Sequence[jax.Array | None],
-    ) -> "StaticInfo":
+    def of(cls, transform: LeafTransform, leaves: Leaves) -> "StaticInfo":
         """The information for a step of these parameters."""
         return cls(
             leaves.treedef,
             tuple(transform.choose(leaves)),
             None if leaves.specs is None else tuple(leaves.specs),
             leaves.mesh,
-            tuple([i for i, gradient in enumerate(gradients) if gradient is not None]),
         )
 
 
 class Arrays(NamedTuple):
     """The arrays of a step."""
 
-    gradients: list[jax.Array]
-    """The gradients of the parameters that have one."""
+    gradients: list[jax.Array | None]
+    """The gradient of each parameter, None if it has none."""
     state: Any
     params: list[jax.Array] | None
     scalars: Scalars
@@ -78,11 +70,11 @@ class Step:
 
     def take(
         self,
-        gradients: list[jax.Array],
+        gradients: list[jax.Array | None],
         state: Any,
         params: list[jax.Array] | None,
-    ) -> tuple[list[jax.Array], Any]:
-        """The updates of the parameters that have a gradient, and the new state."""
+    ) -> tuple[list[jax.Array | None], Any]:
+        """The update of each parameter, None without a gradient, and the new state."""
         scalars = Scalars(self._transform.scalars(state))
         arrays = Arrays(gradients, state, params, scalars)
         specs_known = self._info.mesh is not None
@@ -91,16 +83,16 @@ class Step:
         leaves, _, by_leaf = self.by_leaf(arrays)
         programs = self.programs(by_leaf, arrays.scalars, leaves)
         if any(program.closes_over for program in programs.values()):
-            return self.run(on_a_mesh(arrays), arrays, programs)
+            return self.run(on_a_mesh(arrays), arrays)
         flat, structure = jax.tree.flatten(arrays)
-        like = gradients if params is None else [params[i] for i in self._info.with_gradient]
+        like = leaves.map(lambda _, param: param, gradients)
         types, results = jax.tree.flatten((like, state))
 
         def lowerings(platform: str | None) -> Lowering:
             plan = SEVERAL_DEVICES if platform is None else ON_ONE_DEVICE[platform]
 
             def run(*flat: jax.Array) -> list[jax.Array]:
-                return jax.tree.leaves(self.run(plan, structure.unflatten(flat), programs))
+                return jax.tree.leaves(self.run(plan, structure.unflatten(flat)))
 
             return run
 
@@ -110,24 +102,14 @@ class Step:
         self,
         plan: ExecutionPlan,
         arrays: Arrays,
-        programs: Mapping[int, Program] | None = None,
-    ) -> tuple[list[jax.Array], Any]:
-        """Updates and state, as the step runs by a plan.
-
-        Args:
-            plan: the plan.
-            arrays: the arrays of the step.
-            programs: the program of each leaf, if it is read already.
-        """
+    ) -> tuple[list[jax.Array | None], Any]:
+        """Updates and state, as the step runs by a plan."""
         leaves, states, by_leaf = self.by_leaf(arrays)
-        whole = dataclasses.replace(leaves, specs=None, mesh=None) if leaves.mesh else leaves
-        programs = programs or self.programs(by_leaf, arrays.scalars, whole)
+        shards = dataclasses.replace(leaves, mesh=None)
+        whole = dataclasses.replace(shards, specs=None) if leaves.mesh else leaves
+        programs = self.programs(by_leaf, arrays.scalars, whole)
 
-        def on_one_device(
-            by_leaf: Any,
-            scalars: Scalars,
-            shards: Leaves,
-        ) -> Any:
+        def on_one_device(by_leaf: Any, scalars: Scalars) -> Any:
             programs = self.programs(by_leaf, scalars, shards)
             return Execution(programs, by_leaf, scalars, plan).results()
 
@@ -136,10 +118,10 @@ class Step:
             results = Execution(programs, by_leaf, arrays.scalars, plan).results()
         else:
             results = on_shards(programs, on_one_device, by_leaf, arrays.scalars, leaves)
-        updates = []
+        updates: list[jax.Array | None] = [None] * len(leaves.arrays)
         for i, (update, state) in results.items():
-            updates.append(update.astype(leaves.arrays[i].dtype))
-            states[i] = state
+            updates[i] = update.astype(leaves.arrays[i].dtype)
+            states[i] = programs[i].with_constants(state)
         return updates, self._transform.join(arrays.state, states, leaves)
 
     def by_leaf(
@@ -154,9 +136,10 @@ class Step:
         leaves = Leaves(info.structure.unflatten(like), info.structure, like, specs, info.mesh)
         states = self._transform.split(arrays.state, leaves)
         by_leaf = {}
-        for i, gradient in zip(info.with_gradient, arrays.gradients, strict=True):
-            param = None if params is None else params[i]
-            by_leaf[i] = LeafArrays(gradient, param, states[i])
+        for i, gradient in enumerate(arrays.gradients):
+            if gradient is not None:
+                param = None if params is None else params[i]
+                by_leaf[i] = LeafArrays(gradient, param, states[i])
         return leaves, states, by_leaf
 
     def programs(
@@ -166,18 +149,15 @@ class Step:
         leaves: Leaves,
     ) -> dict[int, Program]:
         """The program of each leaf, the same one for identical leaves."""
-        global_dtype = accumulation_dtype(*[x.dtype() for x in by_leaf.values()])
         info = self._info
         programs = {}
         for i, leaf in by_leaf.items():
             arrays, structure = jax.tree.flatten(leaf)
             static = info.leaves[i]
             spec = None if info.specs is None else info.specs[i]
-            identity = (static, spec, global_dtype, structure, *map(jax.typeof, arrays))
+            identity = (static, spec, structure, *map(jax.typeof, arrays))
             if identity not in self._programs:
                 splits = functools.partial(leaves.split, i)
-                self._programs[identity] = Program(
-                    self._transform, static, leaf, scalars, splits, global_dtype
-                )
+                self._programs[identity] = Program(self._transform, static, leaf, scalars, splits)
             programs[i] = self._programs[identity]
         return programs

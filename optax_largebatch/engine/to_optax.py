@@ -54,7 +54,11 @@ class _Bound:
 
         It is made when it is first called: the links of a chain need none.
         """
-        return jax.jit(self._take_step, static_argnums=0, inline=True)
+
+        def take_step(info: StaticInfo, *arrays: Any) -> Any:
+            return Step(self.transform, info).take(*arrays)
+
+        return jax.jit(take_step, static_argnums=0, inline=True)
 
     def init(self, params: optax.Params) -> optax.OptState:
         leaves = leaves_of("params", params)
@@ -78,19 +82,7 @@ class _Bound:
             check_params("this transformation", "depends on the parameters", params)
         self.transform.check(state)
         leaves, gradients = gradients_of(updates, params, partition_specs)
-        info = StaticInfo.of(self.transform, leaves, gradients)
+        info = StaticInfo.of(self.transform, leaves)
         arrays = None if params is None else leaves.arrays
-        with_gradient = [gradients[i] for i in info.with_gradient]
-        new, state = self._step(info, with_gradient, state, arrays)
-        for i, update in zip(info.with_gradient, new, strict=True):
-            gradients[i] = update
-        return leaves.rebuild(gradients), state
-
-    def _take_step(
-        self,
-        info: StaticInfo,
-        gradients: Any,
-        state: Any,
-        params: Any,
-    ) -> Any:
-        return Step(self.transform, info).take(gradients, state, params)
+        new, state = self._step(info, gradients, state, arrays)
+        return leaves.rebuild(new), state

@@ -34,8 +34,7 @@ from optax_largebatch.engine.requests import REQUESTS, EachMatrix, Leaf, LeafPro
 from optax_largebatch.engine.state import built_like, names_and_fields
 from optax_largebatch.params.leaves import LeafSharding, Leaves, check_real, spec_alike
 from optax_largebatch.params.likely_stacks import check_none_forgotten, check_not_flat
-from optax_largebatch.params.segments import Segments
-from optax_largebatch.params.shapes import Axes
+from optax_largebatch.params.segments import BlockAxes, Segments
 from optax_largebatch.params.stacked import NOT_STACKED, Stacks, check_stacked
 
 
@@ -94,10 +93,11 @@ class LeafTransform:
 
     def init(self, params: optax.Params) -> Any:
         """The state before the first step."""
-        check_none_forgotten(check_stacked(self.stacked), params)
+        stacks = check_stacked(self.stacked)
+        check_none_forgotten(stacks, params)
         if self.at_init is not None:
             self.at_init(params)
-        check_not_flat(check_stacked(self.stacked), params)
+        check_not_flat(stacks, params)
         state = built_like(self.state, [field.init(params) for field in self.state])
         record_state(state, self, params)
         return state
@@ -107,14 +107,11 @@ class LeafTransform:
         if not self.takes_complex:
             check_real(self.name, leaves)
         choices = self.choices(leaves)
-        stacked = check_stacked(self.stacked).over_blocks(leaves)
+        blocks = check_stacked(self.stacked).over_blocks(leaves)
         shardings: list[LeafSharding | None] = [None] * len(leaves.arrays)
         if self.given == "whole":
             shardings[:] = leaves.shardings(f"{self.name} works on whole leaves")
-        return [
-            StaticLeaf(choice, axes, segments, sharding)
-            for choice, (axes, segments), sharding in zip(choices, stacked, shardings, strict=True)
-        ]
+        return [StaticLeaf(*x) for x in zip(choices, blocks, shardings, strict=True)]
 
     def check(self, state: Any) -> None:
         """Checks that a state has the fields that are declared."""
@@ -152,10 +149,10 @@ class LeafTransform:
             at: what the program is given with it; as its choice, the `StaticLeaf`.
         """
         leaf: StaticLeaf = at.choice
-        at = at._replace(choice=leaf.choice, stacked=leaf.stacked)
+        at = at._replace(choice=leaf.choice, stacked=leaf.blocks.axes)
         sharding = leaf.sharding
         if sharding is None or not any((*sharding.mesh_axes, *norms.explicit_spec(update))):
-            return self._named(update, at, leaf.segments)
+            return self._named(update, at, leaf.blocks.segments)
         return self._on_whole_leaf(update, at, sharding)
 
     def _on_whole_leaf(
@@ -168,9 +165,6 @@ class LeafTransform:
         shape = update.shape
         spec = norms.explicit_spec(update)
 
-        def gathered(x: Any) -> Any:
-            return None if x is None else sharding.gathered(x)
-
         def shard(x: Any) -> Any:
             if not jnp.ndim(x):
                 return x
@@ -181,12 +175,10 @@ class LeafTransform:
             kinds = self.kinds(state)
             return jax.tree.map(lambda x, kind: x if kind == "whole" else move(x), state, kinds)
 
-        whole = at._replace(
-            param=gathered(at.param),
-            start=gathered(at.start),
-            state=moved(gathered, at.state),
-        )
-        update, state = yield from self._named(gathered(update), whole, None, _on_copies)
+        update, param, start = jax.tree.map(sharding.gathered, (update, at.param, at.start))
+        state = moved(sharding.gathered, at.state)
+        whole = at._replace(param=param, start=start, state=state)
+        update, state = yield from self._named(update, whole, None, _on_copies)
         return shard(update), moved(shard, state)
 
     def _named(
@@ -243,9 +235,7 @@ class StaticLeaf(NamedTuple):
 
     choice: Any
     """The choice that the transform has made."""
-    stacked: Axes
+    blocks: BlockAxes
     """The axes that run over its blocks."""
-    segments: Segments | None
-    """The segments of an axis that are blocks, if a text in `stacked` cuts one."""
     sharding: LeafSharding | None
     """How the leaf is split, if its program gets all of it."""

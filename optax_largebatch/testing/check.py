@@ -159,7 +159,7 @@ def _check_one(
                 "Say LeafTransform(..., needs_params=True) if the leaf program uses `at.param`."
             ) from error
     leaves, arrays = gradients_of(gradients, params)
-    step = Step(leaf_transform, StaticInfo.of(leaf_transform, leaves, arrays))
+    step = Step(leaf_transform, StaticInfo.of(leaf_transform, leaves))
     inputs = Arrays(arrays, state, leaves.arrays, Scalars(leaf_transform.scalars(state)))
     _check_programs(leaf_transform, step, inputs)
     for devices, plan in PLANS.items():
@@ -241,7 +241,7 @@ class _Passes(NamedTuple):
 
     def check_kept(self) -> None:
         """Checks that a program of tiles has an answer for each block, and none for its rows."""
-        stacked = self.program.static.stacked
+        stacked = self.program.static.blocks.axes
         kept = {x.kept for of_round in self.program.rounds for x in of_round.statistics}
         for axes in kept - {stacked, ()}:
             raise ValueError(
@@ -259,7 +259,7 @@ class _Passes(NamedTuple):
             "`yield block_sums(...)` and its like, choose by `at.choice` in place of the shape or "
             "`ndim` of the part, or say given='whole'."
         )
-        for cut, joined in _cuts(shape, self.program.static.stacked):
+        for cut, joined in _cuts(shape, self.program.static.blocks.axes):
             for inputs, stop in self.each():
                 try:
                     of_tiles = [*self._of_tiles(cut, inputs)]

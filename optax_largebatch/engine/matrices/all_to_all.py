@@ -10,7 +10,6 @@ Devices that are left idle work on narrower matrices, filled up with zeros, or o
 
 from collections.abc import Sequence
 import functools
-import itertools
 import math
 from typing import Any
 
@@ -20,7 +19,7 @@ import numpy as np
 
 from optax_largebatch import norms
 from optax_largebatch.engine.matrices.layouts import Exchange, MatrixRange, choose_plan, layout_of
-from optax_largebatch.engine.matrices.side_by_side import map_matrices
+from optax_largebatch.engine.matrices.side_by_side import map_matrices, tasks_by
 from optax_largebatch.engine.requests import Tasks
 from optax_largebatch.params.shapes import Axes
 
@@ -37,11 +36,8 @@ class AllToAll:
     """
 
     def __init__(self, exchange: Exchange, tasks: Tasks):
-        layouts = {key: layout_of(task) for key, task in tasks.items()}
         # Equal layouts follow each other, so that few devices have matrices of two.
-        in_order = sorted(tasks, key=lambda key: layouts[key])
-        self._tasks = {key: tasks[key] for key in in_order}
-        self._layouts = layouts
+        self._by_layout = sorted(tasks_by(layout_of, tasks).items())
         self._plan = choose_plan(exchange, tasks)
         group = self._plan.group
         columns = self._plan.columns
@@ -55,14 +51,26 @@ class AllToAll:
             across=group_last(exchange.across),
             copies=group_last(exchange.copies),
         )
+        copies = norms.devices_along(exchange.copies)
+        devices = norms.devices_along(exchange.across)
+        self._devices = copies, devices
+        """How many devices have copies of the same shards, and how many share a matrix."""
+        if group.axis in exchange.copies:
+            copies //= group.size
+            self._order: Axes = (2, 0, 3, 1, 4)
+        else:
+            devices //= group.size
+            self._order = (2, 3, 0, 1, 4)
+        """Takes (pieces, matrices, copies, devices, elements) to the order of the devices."""
+        self._groups = self._plan.matrices_per_group, copies, devices
+        """The matrices of a group, and the number of groups along copies and across."""
         self._pieces: dict[Any, jax.Array] = {}
         self._ranges: list[MatrixRange] = []
         stop = 0
-        for layout, keys in itertools.groupby(self._tasks, key=lambda key: layouts[key]):
+        for layout, alike in self._by_layout:
             start = stop
-            for key in keys:
-                shards = self._tasks[key].to_batch()  # say, (layers=12, rows=768, columns=384)
-                shards = shards.reshape(len(shards), -1)
+            for key, task in alike.items():
+                shards = task.to_batch()  # say, (layers=12, rows=768, columns=384)
                 self._pieces[key] = layout.to_pieces(shards, group.size, columns)
                 stop += len(shards)
             self._ranges.append(MatrixRange(layout.of_piece(columns), start, stop))
@@ -86,9 +94,7 @@ class AllToAll:
         # (copies=1, devices=8, matrices=2, 768 * 384)
         of_copies = of_groups.transpose(self._order)
         of_copies = of_copies.reshape(*self._devices, per_group, elements)
-        if not self._exchange.copies:
-            return self._exchanged(of_copies[0])
-        return self._exchanged(jax.lax.dynamic_index_in_dim(of_copies, self._copy, keepdims=False))
+        return self._exchanged(norms.local_shard(of_copies, 0, self._exchange.copies)[0])
 
     def results(self, received: jax.Array) -> dict[Any, jax.Array]:
         """The results for the arrays, from the pieces of this device's matrices."""
@@ -101,9 +107,7 @@ class AllToAll:
         matrices = map_matrices(self._function, matrices, math.prod(exchange.shape))
         by_layout = [layout.shard(matrices, exchange) for layout in layouts]
         pieces = self._in_its_layout(by_layout, axis=1)
-        of_copies = self._exchanged(pieces)[None]
-        if exchange.copies:
-            of_copies = norms.gathered(of_copies, 0, exchange.copies)
+        of_copies = norms.gathered(self._exchanged(pieces)[None], 0, exchange.copies)
         # (copies=1, devices=8, pieces=1, matrices=2, 768 * 384), in the order of `received`
         size = self._plan.group.size
         elements = pieces.shape[-1]
@@ -114,39 +118,13 @@ class AllToAll:
         done = done.reshape(size, math.prod(self._groups), elements)
         results = {}
         start = 0
-        for key, task in self._tasks.items():
-            stop = start + self._pieces[key].shape[1]
-            shards = self._layouts[key].from_pieces(done[:, start:stop], self._plan.columns)
-            results[key] = task.from_batch(shards)
-            start = stop
+        for layout, alike in self._by_layout:
+            for key, task in alike.items():
+                stop = start + self._pieces[key].shape[1]
+                shards = layout.from_pieces(done[:, start:stop], self._plan.columns)
+                results[key] = task.from_batch(shards)
+                start = stop
         return results
-
-    @property
-    def _devices(self) -> tuple[int, int]:
-        """How many devices have copies of the same shards, and how many share a matrix."""
-        exchange = self._exchange
-        return norms.devices_along(exchange.copies), norms.devices_along(exchange.across)
-
-    @property
-    def _groups(self) -> tuple[int, int, int]:
-        """The matrices of a group, and the number of groups along copies and across."""
-        copies, devices = self._devices
-        group = self._plan.group
-        per_group = self._plan.matrices_per_group
-        if group.axis in self._exchange.copies:
-            return per_group, copies // group.size, devices
-        return per_group, copies, devices // group.size
-
-    @property
-    def _order(self) -> Axes:
-        """Takes (pieces, matrices, copies, devices, elements) to the order of the devices."""
-        is_of_copies = self._plan.group.axis in self._exchange.copies
-        return (2, 0, 3, 1, 4) if is_of_copies else (2, 3, 0, 1, 4)
-
-    @property
-    def _copy(self) -> Any:
-        """The number of this device among those that have copies."""
-        return jax.lax.axis_index(self._exchange.copies) if self._exchange.copies else 0
 
     def _exchanged(self, shards: jax.Array) -> jax.Array:
         """What the other devices send, each in exchange for the shard sent to it."""
@@ -159,11 +137,10 @@ class AllToAll:
         axis: int,
     ) -> jax.Array:
         """For each matrix of this device the entry of its layout."""
-        across = self._exchange.across
+        exchange = self._exchange
         per_group, copies, devices = self._groups
-        device = jax.lax.axis_index(across) if across else 0
-        copy = self._copy * copies // self._devices[0]
-        group = device * devices // self._devices[1]
+        copy = jax.lax.axis_index(exchange.copies) * copies // self._devices[0]
+        group = jax.lax.axis_index(exchange.across) * devices // self._devices[1]
         numbers = jnp.arange(per_group, dtype=jnp.int32)
         here = (numbers * copies + copy) * devices + group
         result = by_layout[0]

@@ -94,7 +94,7 @@ class ShardLayout(NamedTuple):
         return x.reshape(devices, matrices, math.prod(of_piece))
 
     def from_pieces(self, pieces: jax.Array, columns: int) -> jax.Array:
-        """The reverse of `to_pieces`: (matrices, elements of a shard)."""
+        """The reverse of `to_pieces`: (matrices, lengths of a shard)."""
         devices, matrices, _ = pieces.shape
         axis = self._shared_axis + 1
         # (2, 12, 768 * 48) to (2, 12, 768, 48), (12, 768, 2, 48), (12, 768, 96)
@@ -102,8 +102,7 @@ class ShardLayout(NamedTuple):
         x = jnp.moveaxis(x, 0, axis)
         padded = devices * x.shape[axis + 1]
         x = x.reshape(*x.shape[:axis], padded, *x.shape[axis + 2 :])
-        x = jax.lax.slice_in_dim(x, 0, self.lengths[self._shared_axis], axis=axis)
-        return x.reshape(matrices, math.prod(self.lengths))
+        return jax.lax.slice_in_dim(x, 0, self.lengths[self._shared_axis], axis=axis)
 
     def unshard(self, shards: jax.Array, exchange: Exchange) -> jax.Array:
         """Matrices (matrices, rows, columns) of their shards (devices, matrices, elements).

@@ -12,27 +12,33 @@ import jax
 import jax.numpy as jnp
 
 from optax_largebatch.engine.identical_leaves import group_leaves
-from optax_largebatch.engine.requests import MatrixFunction, Tasks
+from optax_largebatch.engine.requests import EachMatrix, MatrixFunction, Tasks
 
 ELEMENTS_AT_A_TIME = 2**22
 """The elements of products of matrices that fill a device: seven of 768 x 768."""
 
 
-def multiplied_together(tasks: Tasks, side_by_side: bool) -> list[list[Any]]:
+def tasks_by(common: Callable[[EachMatrix], Any], tasks: Tasks) -> dict[Any, Tasks]:
+    """The tasks in groups, by what those of a group have in common."""
+    groups: dict[Any, Any] = {}
+    for key, task in tasks.items():
+        groups.setdefault(common(task), {})[key] = task
+    return groups
+
+
+def multiplied_together(tasks: Tasks, side_by_side: bool) -> list[Tasks]:
     """Arrays whose matrices have one shape, in groups whose products fill a device.
 
     A tall matrix and a wide one with its sides are not together: XLA would transpose whole arrays.
     Without `side_by_side` each array is a group.
     """
     if not side_by_side:
-        return [[key] for key in tasks]
-    by_shape: dict[tuple[int, int], dict[Any, int]] = {}
-    for key, (x, _, on) in tasks.items():
-        by_shape.setdefault(on.matrices.shape, {})[key] = size_of_product(x, on)
+        return [{key: task} for key, task in tasks.items()]
     groups: list[list[Any]] = []
-    for sizes in by_shape.values():
+    for alike in tasks_by(lambda task: task.on.matrices.shape, tasks).values():
+        sizes = {key: size_of_product(task.array, task.on) for key, task in alike.items()}
         groups += group_leaves(sizes, ELEMENTS_AT_A_TIME)
-    return groups
+    return [{key: tasks[key] for key in keys} for keys in groups]
 
 
 def size_of_product(x: jax.Array, on: MatrixFunction) -> int:
@@ -43,22 +49,17 @@ def size_of_product(x: jax.Array, on: MatrixFunction) -> int:
 
 def multiplied(tasks: Tasks) -> jax.Array:
     """The results for all matrices of arrays that this device has whole: of one shape, a batch."""
-    first, *others = tasks.values()
-    matrices = first.to_batch()
-    if others:
-        matrices = jnp.concatenate([matrices, *(task.to_batch() for task in others)])
+    first = next(iter(tasks.values()))
+    matrices = jnp.concatenate([task.to_batch() for task in tasks.values()])
     return map_matrices(first.apply, matrices, min(first.on.matrices.shape) ** 2)
 
 
 def taken_apart(tasks: Tasks, matrices: jax.Array) -> dict[Any, jax.Array]:
     """The result for each array, from those for all matrices."""
-    if len(tasks) == 1:
-        return {key: task.from_batch(matrices) for key, task in tasks.items()}
     results = {}
     start = 0
     for key, task in tasks.items():
-        size = math.prod(task.on.matrices.shape)
-        stop = start + task.array.size // max(size, 1)
+        stop = start + task.array.size // math.prod(task.on.matrices.shape)
         results[key] = task.from_batch(matrices[start:stop])
         start = stop
     return results
@@ -79,7 +80,7 @@ def map_matrices(
         size: the elements that a matrix counts for.
     """
     count = len(matrices)
-    at_a_time = max(ELEMENTS_AT_A_TIME // max(size, 1), 1)
+    at_a_time = max(ELEMENTS_AT_A_TIME // size, 1)
     of_several = jax.vmap(function)
     if count <= at_a_time:
         return function(matrices[0])[None] if count == 1 else of_several(matrices)

@@ -16,11 +16,10 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from optax_largebatch import norms
 from optax_largebatch.engine.compilation import allow_inlining, barrier
-from optax_largebatch.engine.identical_leaves import Batch
+from optax_largebatch.engine.identical_leaves import Batch, gradients_of, replace_gradients
 from optax_largebatch.engine.matrices.all_to_all import AllToAll
 from optax_largebatch.engine.matrices.layouts import (
     Exchange,
-    ShardLayout,
     choose_plan,
     layout_of,
     splitting,
@@ -30,6 +29,7 @@ from optax_largebatch.engine.matrices.side_by_side import (
     multiplied,
     multiplied_together,
     taken_apart,
+    tasks_by,
 )
 from optax_largebatch.engine.program import LeafArrays, PassInputs, Program, Scalars
 from optax_largebatch.engine.requests import EachMatrix, MatrixFunction, Tasks
@@ -40,41 +40,36 @@ from optax_largebatch.params.matrices import Matrices
 def matrices_round(
     waiting: Sequence[Batch],
     scalars: Scalars,
-    following: Any,
+    following: Sequence[Batch],
     side_by_side: bool,
-) -> Any:
+) -> None:
     """Takes a round of work on the matrices of leaves, each of which is a batch by itself.
 
     Args:
         waiting: the leaves.
         scalars: the scalars of the step.
-        following: arrays of other leaves, which wait until the matrices are multiplied.
+        following: other leaves, whose gradients wait until the matrices are multiplied.
         side_by_side: whether matrices of one shape, of several leaves, are one batch.
-
-    Returns:
-        `following`.
     """
     leaves = {i: batch for batch in waiting for i in batch.leaves}
-    gradients = {i: batch.leaves[i].gradient for i, batch in leaves.items()}
     functions: dict[int, Any] = {i: batch.remaining[0].of_each for i, batch in leaves.items()}
-    shapes = {i: EachMatrix(gradients[i], (), functions[i]) for i in leaves}
-    order = batches(shapes, side_by_side)
+    alike = {i: EachMatrix(x, (), functions[i]) for i, x in gradients_of(waiting).items()}
+    order = batches(alike, side_by_side)
     one_pass = jax.jit(allow_inlining(_stored_and_matrices), static_argnums=0)
-    for now, then in itertools.zip_longest(order, order[1:], fillvalue=()):
+    for now, then in itertools.zip_longest(order, order[1:], fillvalue={}):
         stored: dict[int, Sequence[jax.Array]] = {}
         tasks: dict[int, EachMatrix] = {}
         for i in now:
             batch = leaves[i]
-            leaf = batch.leaves[i]._replace(gradient=gradients[i])
-            stored[i], array, numbers = one_pass(batch.program, leaf, scalars, batch.inputs)
+            stored[i], array, numbers = one_pass(
+                batch.program, batch.leaves[i], scalars, batch.inputs
+            )
             tasks[i] = EachMatrix(array, numbers, functions[i])
-        next_gradients = {i: gradients[i] for i in then}
-        waits = next_gradients, following
-        results, (next_gradients, following) = apply_to_matrices(tasks, waits, side_by_side)
-        gradients |= next_gradients
+        waits = [*(leaves[i] for i in then), *following]
+        results, gradients = apply_to_matrices(tasks, gradients_of(waits), side_by_side)
+        replace_gradients(waits, gradients)
         for i, result in results.items():
             leaves[i].inputs = leaves[i].inputs.after(stored[i], [result])
-    return following
 
 
 def _stored_and_matrices(
@@ -90,7 +85,7 @@ def _stored_and_matrices(
     return stop.stored, array, numbers
 
 
-def batches(tasks: Tasks, side_by_side: bool) -> list[list[Any]]:
+def batches(tasks: Tasks, side_by_side: bool) -> list[Tasks]:
     """Groups of arrays whose matrices are exchanged and worked on together, in order.
 
     First those that move, so that communication overlaps with other work. If nothing moves, each
@@ -102,15 +97,15 @@ def batches(tasks: Tasks, side_by_side: bool) -> list[list[Any]]:
     exchanges = _exchanges(tasks)
     if mesh is not None:
         _warn_if_specs_are_unknown(tasks, mesh)
-        return [list(group) for group in exchanges.values()]
-    moving: list[list[Any]] = []
-    staying: list[list[Any]] = []
+        return list(exchanges.values())
+    moving: list[Tasks] = []
+    staying: list[Tasks] = []
     for exchange, group in exchanges.items():
         if exchange.moves:
             moving += _batches_of(exchange, group)
         else:
             staying += multiplied_together(group, side_by_side)
-    staying.sort(key=lambda keys: -sum(tasks[key].array.size for key in keys))
+    staying.sort(key=lambda group: -sum(task.array.size for task in group.values()))
     return [*moving, *staying]
 
 
@@ -120,18 +115,16 @@ def _with_the_matrices_inside(tasks: Tasks, mesh: Any) -> Tasks:
     return {key: with_the_matrices_inside(task, is_automatic) for key, task in tasks.items()}
 
 
-def _exchanges(tasks: Tasks) -> dict[Exchange, dict[Any, EachMatrix]]:
+def _exchanges(tasks: Tasks) -> dict[Exchange, Tasks]:
     """The arrays of each exchange.
 
     Where wide matrices leave devices idle, narrower ones of the same height take part in their
     exchange, filled up with columns of zeros, if that costs less.
     """
-    exchanges: dict[Exchange, dict[Any, EachMatrix]] = {}
-    for key, task in tasks.items():
-        exchanges.setdefault(_exchange(task), {})[key] = task
+    exchanges = tasks_by(_exchange, tasks)
     for wide, narrow in itertools.permutations(list(exchanges), 2):
         if {wide, narrow} <= exchanges.keys() and narrow.fits_into(wide):
-            together = exchanges[wide] | exchanges[narrow]
+            together = {**exchanges[wide], **exchanges[narrow]}
             separate = choose_plan(wide, exchanges[wide]).cost
             separate += choose_plan(narrow, exchanges[narrow]).cost
             if choose_plan(wide, together).cost < separate:
@@ -140,28 +133,26 @@ def _exchanges(tasks: Tasks) -> dict[Exchange, dict[Any, EachMatrix]]:
     return exchanges
 
 
-def _batches_of(exchange: Exchange, tasks: Tasks) -> list[list[Any]]:
+def _batches_of(exchange: Exchange, tasks: Tasks) -> Sequence[Tasks]:
     """Groups of the arrays of one exchange.
 
     A device whose matrices have two layouts computes each of them in both, and needs memory for
     both. So matrices of one layout are a group by themselves, if that leaves no device idle and
     costs no more.
     """
-    by_layout: dict[ShardLayout, dict[Any, EachMatrix]] = {}
-    for key, task in tasks.items():
-        by_layout.setdefault(layout_of(task), {})[key] = task
-    plans = [choose_plan(exchange, some) for some in by_layout.values()]
+    by_layout = tasks_by(layout_of, tasks).values()
+    plans = [choose_plan(exchange, some) for some in by_layout]
     cost = sum(plan.cost for plan in plans)
     is_idle = any(plan.padding for plan in plans)
     if is_idle or cost > choose_plan(exchange, tasks).cost:
-        return [list(tasks)]
-    return list(map(list, by_layout.values()))
+        return [tasks]
+    return list(by_layout)
 
 
 def apply_to_matrices(
     tasks: Tasks,
-    following: Any = (),
-    side_by_side: bool = False,
+    following: Any,
+    side_by_side: bool,
 ) -> tuple[dict[Any, jax.Array], Any]:
     """The results for the matrices of several arrays, each by its function.
 
@@ -190,12 +181,10 @@ def apply_to_matrices(
     results: dict[Any, jax.Array] = {}
     for exchange, pieces in zip(exchanges, received, strict=True):
         results |= exchange.results(pieces)
-    staying = [
-        {key: some[key] for key in keys}
-        for exchange, some in together.items()
-        if not exchange.moves
-        for keys in multiplied_together(some, side_by_side)
-    ]
+    staying: list[Tasks] = []
+    for exchange, some in together.items():
+        if not exchange.moves:
+            staying += multiplied_together(some, side_by_side)
     stacks = list(map(multiplied, staying))
     if not exchanges and jax.tree.leaves(following):
         stacks, following = barrier((stacks, following))
@@ -213,7 +202,12 @@ def _exchange(task: EachMatrix) -> Exchange:
     between = _bound(matrices, matrices.stack)
     manual = getattr(jax.sharding.get_abstract_mesh(), "manual_axes", ())
     others = sorted({*manual} - {*across, *between})
-    copies = [axis for axis in others if matrices.specs_known or _is_in_types(axis)]
+    # If neither specs nor types say what differs, each device may train a different network.
+    copies = [
+        axis
+        for axis in others
+        if matrices.specs_known or norms.varying_axes(jax.lax.axis_index(axis))
+    ]
     given = task.array.dtype
     return Exchange(
         on.function,
@@ -223,14 +217,6 @@ def _exchange(task: EachMatrix) -> Exchange:
         copies=splitting(copies),
         splits=on.splits,
     )
-
-
-def _is_in_types(axis: str) -> bool:
-    """Whether types say what differs along a mesh axis.
-
-    If they do not, each device may train a different network.
-    """
-    return bool(norms.varying_axes(jax.lax.axis_index(axis)))
 
 
 def _bound(matrices: Matrices, axes: Sequence[int]) -> tuple[str, ...]:
@@ -353,8 +339,7 @@ def _by_their_types(
 def _with_spec_of(task: EachMatrix) -> MatrixFunction:
     """The function of a task, for an array whose type says how it is split."""
     on = task.on
-    ndim = task.array.ndim
-    spec = (*norms.explicit_spec(task.array), *[None] * ndim)[:ndim]
-    sharding = on.matrices.sharding._replace(mesh_axes=tuple(map(mesh_axes, spec)))
+    names = tuple(map(mesh_axes, norms.explicit_spec(task.array)))
+    sharding = on.matrices.sharding._replace(mesh_axes=names)
     matrices = on.matrices._replace(sharding=sharding, specs_known=True)
     return on._replace(matrices=matrices)
