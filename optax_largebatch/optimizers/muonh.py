@@ -197,9 +197,6 @@ def muonh(
         kinds = zip(heads(params), axes.are_matrices(params, matrix_mask), strict=True)
         return ["adamh" if head else "muonh" if matrix else "others" for head, matrix in kinds]
 
-    def owners(params: optax.Params) -> list[str]:
-        return [mover if mover == "others" else "muonh" for mover in movers(params)]
-
     def at_init(params: optax.Params) -> None:
         chosen = select_leaves("matrix_mask", matrix_mask, stacks.blocks(params))
         are_heads = heads(params)
@@ -230,8 +227,13 @@ def muonh(
         None if is_optimizer(others) else at_init,  # otherwise only matrices are seen here
     )
     if not is_optimizer(others):
-        steps = steps_beside_spheres("muonh", owners, rate, others, radius, axes.stacked_matrices)
+        steps = steps_beside_spheres(movers, rate, others, radius, axes.stacked_matrices)
         return chain(directions, steps)
     spheres = hyperball(rate, radius=radius, stacked=axes.stacked_matrices)
-    parts = {"muonh": chain(directions, spheres), "others": others}
-    return partition("muonh", parts, owners, stacks, at_init)
+    return partition(
+        "muonh",
+        {"muonh": chain(directions, spheres), "others": others},
+        lambda params: [x if x == "others" else "muonh" for x in movers(params)],
+        stacks,
+        at_init,
+    )
