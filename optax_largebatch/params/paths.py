@@ -96,6 +96,11 @@ def is_placeholder(node: Any) -> bool:
     return type(node).__module__.split(".")[0] == "optax"
 
 
+def has_placeholders(params: Any) -> bool:
+    """Whether unknown other parameters may be behind a placeholder of optax."""
+    return any(map(is_placeholder, jax.tree.leaves(params, is_leaf=is_placeholder)))
+
+
 def stands_for_all(params: Any) -> bool:
     """Whether `params` is the placeholder that `optax.tree.map_params` gives to `init`."""
     return is_placeholder(params) and not is_hidden(params) and not jax.tree.leaves(params)
