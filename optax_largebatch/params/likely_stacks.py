@@ -1,8 +1,8 @@
 """Parameters that look like stacks of layers and are not declared as such, and warnings of them."""
 
 from collections.abc import Iterable, Sequence
-import itertools
 import math
+import os
 import re
 from typing import Any, NamedTuple
 import warnings
@@ -113,17 +113,16 @@ def _layers(
     return [stacks[number] for number in sorted(stacks)]
 
 
-def _module_of_all(names: Sequence[str]) -> str:
+def _module_of_all(names: list[str]) -> str:
     """The innermost module that all are in, with a slash behind it."""
-    keys = zip(*(name.split("/")[:-1] for name in names), strict=False)
-    shared = itertools.takewhile(lambda of_names: len({*of_names}) == 1, keys)
-    return "".join(f"{key}/" for key, *_ in shared)
+    shared = os.path.commonprefix(names)
+    return shared[: shared.rfind("/") + 1]
 
 
 def _is_shared(axis: int, shapes: Iterable[Shape]) -> bool:
     """Whether all have this axis, with one length."""
-    lengths = {shape[axis] if axis < len(shape) else None for shape in shapes}
-    return len(lengths) == 1 and None not in lengths
+    lengths = {shape[axis : axis + 1] for shape in shapes}
+    return len(lengths) == 1 and () not in lengths
 
 
 def _stacked_axis(

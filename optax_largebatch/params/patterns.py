@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Sequence
 import dataclasses
+import itertools
 import re
 from typing import Any, TypeGuard
 
@@ -42,17 +43,16 @@ class Entries:
         if self.says_nothing:
             return [[] for _ in leaves]
         named = paths.named_leaves(params)
-        matched: list[list[Any]] = [[] for _ in named]
-        for pattern, entry in self.by_pattern:
-            try:
-                flags = matching(pattern).select(named)
-            except ValueError as error:
-                raise ValueError(f"{self.argument}: {error}") from None
-            for entries, flag in zip(matched, flags, strict=True):
-                if flag:
-                    entries.append(entry)
-        pairs = zip(matched, named, strict=True)
-        return [entries for entries, (_, leaf) in pairs if not paths.is_hidden(leaf)]
+        patterns, entries = zip(*self.by_pattern, strict=True)
+        try:
+            chosen = [matching(pattern).select(named) for pattern in patterns]
+        except ValueError as error:
+            raise ValueError(f"{self.argument}: {error}") from None
+        return [
+            list(itertools.compress(entries, flags))
+            for (_, leaf), *flags in zip(named, *chosen, strict=True)
+            if not paths.is_hidden(leaf)
+        ]
 
     def texts(self, params: Any) -> list[str | None]:
         """The entry of each leaf that is a text; the last of several counts."""
@@ -102,11 +102,11 @@ def patterns_of(names: Sequence[str], chosen: Collection[int]) -> list[str]:
         chosen: the places of those that are meant.
     """
     others = "\n".join(name for number, name in enumerate(names) if number not in chosen)
-    ends: dict[str, None] = {}
+    ends: list[str] = []
     for number in sorted(chosen):
         if not any(re.search(end, names[number]) for end in ends):
-            ends[_end(names[number], others)] = None
-    return _joined(list(ends))
+            ends.append(_end(names[number], others))
+    return _joined(ends)
 
 
 def _end(name: str, others: str) -> str:
