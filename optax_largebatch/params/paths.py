@@ -19,35 +19,25 @@ KEPT = 64
 """For how many trees a function keeps its result."""
 
 
-def path_name(tree: Any, path: tuple[Any, ...]) -> str:
-    """The name of a leaf, as in `"encoder/dense/kernel"`.
-
-    Flax wraps leaves in boxes (`nn.Partitioned`, `nnx.Param`) that add a last attribute `value`
-    to the path at `init` and not at `update`. Haliax and others wrap each array in a node without
-    keys, which adds a last index 0. Both are dropped, so that a rule sees one name; the index of an
-    array in a list is a part of its name.
-
-    Args:
-        tree: the tree that holds the leaf.
-        path: its key path, as `jax.tree_util.tree_flatten_with_path` gives it.
-
-    Returns:
-        The keys joined by `/`.
-    """
-    while path and (path[-1] == GetAttrKey("value") or isinstance(path[-1], FlattenedIndexKey)):
-        if not wraps_one_array(_node_at(tree, path[:-1])):
-            break
-        path = path[:-1]
-    return jax.tree_util.keystr(path, simple=True, separator="/")
-
-
 def named_leaves(tree: Any) -> Named:
     """`(name, leaf)` for each leaf of a tree and for each place where one is hidden.
 
+    A name is the keys joined by `/`, as in `"encoder/dense/kernel"`. Flax wraps leaves in boxes
+    (`nn.Partitioned`, `nnx.Param`) that add a last attribute `value` to the path at `init` and not
+    at `update`. Haliax and others wrap each array in a node without keys, which adds a last index
+    0. Both are dropped, so that a rule sees one name; the index of an array in a list is a part of
+    its name.
+
     `optax.masked` and `optax.partition` hide leaves behind a placeholder, Equinox behind None.
     """
-    leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_hidden)
-    return [(path_name(tree, path), leaf) for path, leaf in leaves]
+    nodes = jax.tree_util.tree_leaves_with_path(
+        tree, is_leaf=lambda node: is_hidden(node) or wraps_one_array(node)
+    )
+    return [
+        (jax.tree_util.keystr(path, simple=True, separator="/"), leaf)
+        for path, node in nodes
+        for leaf in jax.tree.leaves(node, is_leaf=is_hidden)
+    ]
 
 
 def of_shapes(function: Callable[P, T]) -> Callable[P, T]:
@@ -113,19 +103,15 @@ def is_function(node: Any) -> TypeGuard[Callable[..., Any]]:
 
 def wraps_one_array(node: Any) -> bool:
     """Whether a node is there for one array alone: a box of Flax, or a named array of Haliax."""
+    if jax.tree_util.all_leaves([node]):
+        return False
     children = inside(node)
-    if len(children) != 1 or not children[0][0]:  # a node of several, or an array
+    if len(children) != 1:
         return False
     path, child = children[0]
-    has_no_keys = isinstance(path[-1], FlattenedIndexKey)
-    return is_box(node) or (has_no_keys and len(jax.tree.leaves(child, is_leaf=is_hidden)) == 1)
-
-
-def _node_at(tree: Any, path: tuple[Any, ...]) -> Any:
-    """The node at a path."""
-    for key in path:
-        tree = dict(inside(tree))[(key,)]
-    return tree
+    is_wrapper = is_box(node) or isinstance(path[-1], FlattenedIndexKey)
+    is_leaf = is_hidden(child) or jax.tree_util.all_leaves([child])
+    return is_wrapper and (is_leaf or wraps_one_array(child))
 
 
 def inside(node: Any) -> list[tuple[Any, Any]]:

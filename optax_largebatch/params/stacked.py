@@ -158,7 +158,8 @@ def stacked_layers(where: Any) -> Stacked:
         return Stacked(f"stacked_layers({where!r})", entries_of(_NAME, where, _is_axes))
     for path, axes in jax.tree_util.tree_leaves_with_path(where, is_leaf=_is_axes):
         if not _is_axes(axes):
-            raise _no_axes(f"{paths.path_name(where, path)!r} " if path else "", axes)
+            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            raise _no_axes(f"{name!r} " if path else "", axes)
     return Stacked("stacked_layers(a tree of axes)", entries_of(_NAME, where, _is_axes))
 
 
