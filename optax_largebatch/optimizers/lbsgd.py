@@ -22,16 +22,15 @@ from optax_largebatch.transforms.momentum import accumulate_momentum
 from optax_largebatch.transforms.trust_ratio import scale_by_lars
 from optax_largebatch.wrappers.accumulation import AccumulateGradientsState, accumulate_gradients
 
-_CHAIN = (
-    "Write lb.accumulate_gradients(lb.chain(lb.clip_by_value(...), ...), every=batch_scale), as in "
-    "the last row of LBSGD in docs/dialects.md."
-)
-
 
 @refused(
     "begin_epoch", why="To go on with a run, restore its state, which counts the micro-batches."
 )
-@refused("clip_gradient", why=_CHAIN)
+@refused(
+    "clip_gradient",
+    why="Write lb.accumulate_gradients(lb.chain(lb.clip_by_value(...), ...), every=batch_scale), "
+    "as in the last row of LBSGD in docs/dialects.md.",
+)
 @renamed("mask", "weight_decay_mask")
 def lbsgd(
     learning_rate: optax.ScalarOrSchedule,

@@ -21,18 +21,18 @@ from optax_largebatch.transforms.orthogonalization.orthogonalized_momentum impor
 )
 from optax_largebatch.transforms.partitioned import OF_OTHERS, Others, is_optimizer, partition
 
-_NO_SCALE = (
-    "A step has the length learning_rate times the norm of the matrix, so a factor of its "
-    "direction would do nothing. Leave it out."
-)
-_DIRECTION = (
-    "It is an argument of orthogonalize_momentum. For matrices alone, this optimizer is "
-    "chain(orthogonalize_momentum(...), hyperball(learning_rate))."
-)
 
-
-@refused("preconditioning", why=_DIRECTION)
-@refused("adaptive", "consistent_rms", why=_NO_SCALE)
+@refused(
+    "preconditioning",
+    why="It is an argument of orthogonalize_momentum. For matrices alone, this optimizer is "
+    "chain(orthogonalize_momentum(...), hyperball(learning_rate)).",
+)
+@refused(
+    "adaptive",
+    "consistent_rms",
+    why="A step has the length learning_rate times the norm of the matrix, so a factor of its "
+    "direction would do nothing. Leave it out.",
+)
 @refused("weight_decay", "weight_decay_mask", why=NO_DECAY)
 @refused("adam_eps_root", "adam_weight_decay", "adam_learning_rate", why=OF_OTHERS)
 @renamed("adam_b1", "b1")

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import itertools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import optax
@@ -61,8 +61,7 @@ Owners = Callable[[Any], Sequence[str]]
 `jax.tree.leaves`: who moves it."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Grouped:
+class Grouped(NamedTuple):
     """One hyperparameter with several values, each for some of the parameters."""
 
     name: str
@@ -74,7 +73,7 @@ class Grouped:
 
     def map(self, function: Callable[[Any], Any]) -> "Grouped":
         """The hyperparameter with `function` applied to the value of each group."""
-        return dataclasses.replace(self, values=tuple(map(function, self.values)))
+        return self._replace(values=tuple(map(function, self.values)))
 
     def of_each(self, params: Any) -> list[Any]:
         """The value of each leaf, which may be a schedule."""
@@ -171,7 +170,7 @@ def as_grouped(name: str, value: Any, allowed: str = "[0, inf)") -> Grouped:
         value = Grouped(name, ParamGroups((), ()).indices, (value,))
     for of_group in value.values:
         arguments.check_number_or_schedule(name, of_group, allowed)
-    return dataclasses.replace(value, allowed=allowed)
+    return value._replace(allowed=allowed)
 
 
 def unless_others(rate: Grouped, of_others: Grouped, owners: Owners) -> Grouped:

@@ -235,9 +235,9 @@ def leaves_of(name: str, tree: Any) -> Leaves:
         if dtype is None or not jnp.issubdtype(dtype, jnp.inexact):
             what = f"a leaf of type {type(leaf).__name__}" if dtype is None else f"dtype {dtype}"
             raise TypeError(
-                f"{name} must hold floating point or complex arrays; {leaf_names(tree)[index]!r} has "
-                f"{what}. Leave it out (equinox: eqx.filter(model, eqx.is_inexact_array)) or hide "
-                "it with optax.masked."
+                f"{name} must hold floating point or complex arrays; {leaf_names(tree)[index]!r} "
+                f"has {what}. Leave it out (equinox: eqx.filter(model, eqx.is_inexact_array)) or "
+                "hide it with optax.masked."
             )
     arrays = [x if isinstance(x, jax.ShapeDtypeStruct) else jnp.asarray(x) for x in leaves]
     return Leaves(tree, treedef, arrays)

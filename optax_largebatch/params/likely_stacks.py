@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 import math
-import os
 import re
 from typing import Any, NamedTuple
 import warnings
@@ -98,7 +97,7 @@ def _layers(
             if not _is_shared(axis, of_members) or of_members[0][axis] == 1:
                 continue
             neighbour = next((names[n] for n in members if axis in declared[n]), "")
-            stack = _module_of_all(called)
+            innermost = max((x for x in modules if modules[x] == members), key=len)
             for number in members:
                 name = names[number]
                 shape = shapes[number]
@@ -107,16 +106,10 @@ def _layers(
                 if axis in declared[number] or number in stacks:
                     continue
                 pattern = f"^{re.escape(name)}$"
-                if stack and not neighbour:
-                    pattern = _of_module(stack)
+                if innermost and not neighbour:
+                    pattern = _of_module(f"{innermost}/")
                 stacks[number] = LikelyStack(number, name, shape, axis, neighbour, pattern)
     return [stacks[number] for number in sorted(stacks)]
-
-
-def _module_of_all(names: list[str]) -> str:
-    """The innermost module that all are in, with a slash behind it."""
-    shared = os.path.commonprefix(names)
-    return shared[: shared.rfind("/") + 1]
 
 
 def _is_shared(axis: int, shapes: Iterable[Shape]) -> bool:

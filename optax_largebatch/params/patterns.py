@@ -1,10 +1,9 @@
 """What an argument says of each parameter by patterns or a tree, and short patterns to paste."""
 
 from collections.abc import Callable, Collection, Sequence
-import dataclasses
 import itertools
 import re
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import jax
 
@@ -15,8 +14,7 @@ IsEntry = Callable[[Any], bool]
 """Whether something is what an argument says of one parameter."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Entries:
+class Entries(NamedTuple):
     """What an argument says of the parameters. It is data, if its entries are."""
 
     argument: str
@@ -60,8 +58,7 @@ class Entries:
         return [entry if isinstance(entry, str) else None for entry in last]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Tree:
+class _Tree(NamedTuple):
     """A tree in two parts that have a hash."""
 
     entries: tuple[Any, ...]

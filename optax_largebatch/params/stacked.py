@@ -249,8 +249,8 @@ def _stack(
     for axis in axes:
         if not -leaf.ndim <= axis < leaf.ndim:
             raise ValueError(
-                f"{_NAME}: the parameter {name!r} of shape {leaf.shape} has no axis {axis}. Correct "
-                "the axis, or narrow the pattern to the parameters that are stacked."
+                f"{_NAME}: the parameter {name!r} of shape {leaf.shape} has no axis {axis}. "
+                "Correct the axis, or narrow the pattern to the parameters that are stacked."
             )
     counted = sorted([axis % leaf.ndim for axis in axes])
     if len(set(counted)) < len(counted):
