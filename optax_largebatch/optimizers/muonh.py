@@ -233,7 +233,7 @@ def muonh(
     return partition(
         "muonh",
         {"muonh": chain(directions, spheres), "others": others},
-        lambda params: [x if x == "others" else "muonh" for x in movers(params)],
+        lambda params: [mover if mover == "others" else "muonh" for mover in movers(params)],
         stacks,
         at_init,
     )

@@ -89,11 +89,12 @@ class Leaves:
         """
         if self.specs is None and not kept:
             return norms.Split(within=norms.varying_axes(self.arrays[index]))
-        if self.mesh is not None:
+        if self.mesh is not None:  # arrays are whole
             return norms.Split()
         names = self.sharding(index, f"sums are taken along all axes but {kept}").mesh_axes
         between = frozenset(name for axis in kept for name in names[axis])
-        return norms.Split(frozenset(itertools.chain(*names)) - between, between)
+        within = frozenset(itertools.chain(*names)) - between
+        return norms.Split(within, between)
 
     def axes_along(self, index: int, axis: int) -> MeshAxes:
         """The mesh axes along which `specs` splits one axis of a leaf."""
@@ -272,10 +273,8 @@ def gradients_of(
             split as its spec says.
     """
     checked = leaves_of(name, updates)
-    if params is None:
-        checked = _with_specs(checked, partition_specs)
-        return checked, list(checked.arrays)
-    leaves = _with_specs(leaves_of("params", params), partition_specs)
+    leaves = checked if params is None else leaves_of("params", params)
+    leaves = _with_specs(leaves, partition_specs)
     gradients = leaves.align(name, updates)
     for index, gradient in enumerate(gradients):
         if gradient is not None:

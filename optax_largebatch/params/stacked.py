@@ -106,9 +106,6 @@ _NAME = "stacked_layers"
 NOT_STACKED = Stacked("stacked_layers({})", Entries(_NAME, _is_axes_or_text))
 """Every leaf is one block."""
 
-NOT_SAID = dataclasses.replace(NOT_STACKED, description="None", if_forgotten="warning")
-"""The same, where nobody has said so."""
-
 
 def stacked_layers(where: Any) -> Stacked:
     r"""Says which parameters stack layers, so that each slice has its own norm and trust ratio.
@@ -176,7 +173,7 @@ def check_stacked(
         segments: whether a text may cut an axis.
     """
     if stacked is None:
-        return dataclasses.replace(NOT_SAID, if_forgotten=if_forgotten)
+        return dataclasses.replace(NOT_STACKED, description="None", if_forgotten=if_forgotten)
     if are_patterns(stacked, _is_axes_or_text):
         stacked = _by_patterns(stacked)
     if not isinstance(stacked, Stacked):
