@@ -2,14 +2,13 @@
 
 from collections.abc import Callable
 import functools
-from typing import Any, ParamSpec, TypeGuard, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import jax
 from jax.tree_util import FlattenedIndexKey, GetAttrKey
 import numpy as np
 import optax
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 Named = list[tuple[str, Any]]
@@ -40,7 +39,7 @@ def named_leaves(tree: Any) -> Named:
     ]
 
 
-def of_shapes(function: Callable[P, T]) -> Callable[P, T]:
+def of_shapes(function: Callable[..., T]) -> Callable[..., T]:
     """A decorator for functions of a tree that look at its structure and its types alone.
 
     Results are kept, because they are asked for many times while a step is traced. The tree comes
@@ -49,8 +48,7 @@ def of_shapes(function: Callable[P, T]) -> Callable[P, T]:
     kept: dict[Any, Any] = {}
 
     @functools.wraps(function)
-    def of_tree(*args: P.args, **kwargs: P.kwargs) -> T:
-        tree, *others = args
+    def of_tree(tree: Any, *others: Any) -> T:
         leaves, structure = jax.tree.flatten(tree)
         types = [(np.shape(leaf), getattr(leaf, "dtype", None)) for leaf in leaves]
         key = structure, tuple(types), *others
@@ -58,10 +56,10 @@ def of_shapes(function: Callable[P, T]) -> Callable[P, T]:
             if key in kept:
                 return kept[key]
         except TypeError:  # the tree has static data without a hash
-            return function(*args, **kwargs)
+            return function(tree, *others)
         if len(kept) >= KEPT:
             kept.clear()
-        kept[key] = function(*args, **kwargs)
+        kept[key] = function(tree, *others)
         return kept[key]
 
     return of_tree
