@@ -36,7 +36,7 @@ def check_number(name: str, value: Any, allowed: str) -> None:
     real = _is_real(value.dtype) if of_numpy else hasattr(value, "__float__")
     if not real or isinstance(value, bool) or getattr(value, "ndim", 0):
         raise TypeError(f"{name} must be a number in {allowed}, got {_show(value)}.")
-    low, high = _ends(allowed)
+    low, high = map(float, allowed[1:-1].split(","))
     try:
         number = float(value)
     except OverflowError:  # an integer beyond every float is in no interval
@@ -56,12 +56,6 @@ def check_numbers(allowed: str, **values: Any) -> None:
     """Checks that arguments, by their names, are real numbers in the interval `allowed`."""
     for name, value in values.items():
         check_number(name, value, allowed)
-
-
-@functools.cache
-def _ends(interval: str) -> tuple[float, float]:
-    low, high = map(float, interval[1:-1].split(","))
-    return low, high
 
 
 def known_number(name: str, value: Any, allowed: str) -> float:
@@ -167,13 +161,6 @@ def check_bounds(name: str, value: Any) -> None:
         raise ValueError(f"{name} must have low <= high, got {value!r}.")
 
 
-def check_order(**values: Any) -> None:
-    """Checks that the first of two arguments is at most the second, as far as both are known."""
-    (low_name, low), (high_name, high) = values.items()
-    if not isinstance(low, jax.Array) and not isinstance(high, jax.Array) and low > high:
-        raise ValueError(f"{low_name} must be at most {high_name}, got {low!r} and {high!r}.")
-
-
 def check_dtypes(**values: Any) -> None:
     """Checks that arguments are None or floating point dtypes of at least 16 bits."""
     for name, value in values.items():
@@ -275,7 +262,7 @@ def quoted(names: Iterable[str]) -> str:
 
 def is_zero(value: Any) -> bool:
     """Whether `value` is known, without tracing, to be zero."""
-    return isinstance(value, int | float) and math.isclose(value, 0.0, abs_tol=0.0)
+    return isinstance(value, int | float) and value == 0
 
 
 def _check_scalar_array(name: str, value: jax.Array, allowed: str) -> None:

@@ -12,9 +12,9 @@ from optax_largebatch.params.groups import (
     Owners,
     ParamGroups,
     as_grouped,
-    by_owner,
     check_groups,
     scaled_rate,
+    unless_others,
 )
 from optax_largebatch.params.masks import Mask, check_mask, select_leaves
 from optax_largebatch.params.stacked import Stacked, Stacks, check_stacked
@@ -134,21 +134,20 @@ def adamh(
 
     direction = scale_by_adam(b1, b2, eps, mu_dtype=mu_dtype)
     if not is_optimizer(others):
-        return chain(direction, steps_beside_spheres("adamh", owners, rate, others, radius, stacks))
+        return chain(direction, steps_beside_spheres(owners, rate, others, radius, stacks))
     # Without vectors, whose axes tell stacks, one would see stacks where there are none.
     on_spheres = chain(direction, hyperball(rate, radius=radius, stacked=stacks.unchecked))
     return partition("adamh", {"adamh": on_spheres, "others": others}, owners, stacks)
 
 
 def steps_beside_spheres(
-    who: str,
     owners: Owners,
     rate: Grouped,
     others: Others,
     radius: Radius,
     stacks: Stacked,
 ) -> optax.GradientTransformationExtraArgs:
-    """`hyperball` for the parameters of one owner, and steps at another rate for the others.
+    """`hyperball`, and steps at another rate for the parameters whose owner is called `others`.
 
     It is one link for all parameters, so that the layout of its state depends on no mask.
     """
@@ -156,12 +155,11 @@ def steps_beside_spheres(
         of_others = rate.map(lambda of_group: scaled_rate(of_group, SHARE_OF_ADAM))
     else:
         of_others = as_grouped("others", others)
-    rates = by_owner({who: rate, "others": of_others}, owners)
     return engine.transformation(
         hyperball_transform(
-            rates,
+            unless_others(rate, of_others, owners),
             radius,
-            lambda params: [owner == who for owner in owners(params)],
+            lambda params: [owner != "others" for owner in owners(params)],
             stacks,
         )
     )

@@ -15,14 +15,15 @@ from optax_largebatch.transforms.learning_rate import scale_by_learning_rate
 from optax_largebatch.transforms.nesterov import nesterov_split
 from optax_largebatch.transforms.trust_ratio import scale_by_trust_ratio
 
-_LINKS = (
-    "LANS is a chain: write lb.chain(lb.normalize_by_block_norm(...), lb.clip_by_value(...), "
+
+@refused(
+    "clip_gradient",
+    "bias_correction",
+    "grad_averaging",
+    why="LANS is a chain: write lb.chain(lb.normalize_by_block_norm(...), lb.clip_by_value(...), "
     "lb.nesterov_split(...), lb.scale_by_learning_rate(...)) with the argument of the link, as "
-    "docs/dialects.md does for Apex."
+    "docs/dialects.md does for Apex.",
 )
-
-
-@refused("clip_gradient", "bias_correction", "grad_averaging", why=_LINKS)
 @without_nu_dtype
 @renamed("mask", "weight_decay_mask")
 def lans(

@@ -13,14 +13,13 @@ from optax_largebatch.transforms.learning_rate import scale_by_learning_rate
 from optax_largebatch.transforms.momentum import accumulate_momentum
 from optax_largebatch.transforms.trust_ratio import Denominator, scale_by_lars
 
-_LINKS = (
-    "It is an argument of scale_by_lars: write lb.chain(lb.scale_by_lars(...), "
-    "lb.scale_by_learning_rate(...), lb.accumulate_momentum(...))."
-)
-
 
 @renamed("mask", "weight_decay_mask")
-@refused("clip_gradient", why=_LINKS)
+@refused(
+    "clip_gradient",
+    why="It is an argument of scale_by_lars: write lb.chain(lb.scale_by_lars(...), "
+    "lb.scale_by_learning_rate(...), lb.accumulate_momentum(...)).",
+)
 def lars(
     learning_rate: optax.ScalarOrSchedule,
     weight_decay: optax.ScalarOrSchedule = 0.0,

@@ -9,7 +9,7 @@ import optax
 
 from optax_largebatch import arguments, engine
 from optax_largebatch.arguments import Scalar, refused, renamed
-from optax_largebatch.params.groups import Grouped, ParamGroups, as_grouped, check_groups
+from optax_largebatch.params.groups import Grouped, ParamGroups, check_groups
 from optax_largebatch.params.masks import Mask, check_mask
 from optax_largebatch.params.stacked import Stacks
 from optax_largebatch.schedules.warmup import as_float, large_batch_warmup
@@ -22,16 +22,15 @@ from optax_largebatch.transforms.momentum import accumulate_momentum
 from optax_largebatch.transforms.trust_ratio import scale_by_lars
 from optax_largebatch.wrappers.accumulation import AccumulateGradientsState, accumulate_gradients
 
-_CHAIN = (
-    "Write lb.accumulate_gradients(lb.chain(lb.clip_by_value(...), ...), every=batch_scale), as in "
-    "the last row of LBSGD in docs/dialects.md."
-)
-
 
 @refused(
     "begin_epoch", why="To go on with a run, restore its state, which counts the micro-batches."
 )
-@refused("clip_gradient", why=_CHAIN)
+@refused(
+    "clip_gradient",
+    why="Write lb.accumulate_gradients(lb.chain(lb.clip_by_value(...), ...), every=batch_scale), "
+    "as in the last row of LBSGD in docs/dialects.md.",
+)
 @renamed("mask", "weight_decay_mask")
 def lbsgd(
     learning_rate: optax.ScalarOrSchedule,
@@ -186,12 +185,11 @@ def scale_by_warmed_up_rate(
         learning_rate: the rate; a schedule counts steps.
         multiplier: the schedule of the micro-batches, which `count_micro_batches` counts.
     """
-    rates = as_grouped("learning_rate", learning_rate)
-    plain = leaf_transform(scale_by_learning_rate(rates))
+    plain = leaf_transform(scale_by_learning_rate(learning_rate))
 
     def scalars(state: ScaleByWarmedUpRateState) -> tuple[Any, ...]:
         warmed_up = multiplier(as_float(state.micro_batches))
-        return tuple(rate * warmed_up for rate in rates.at(state.rate.count))
+        return tuple(rate * warmed_up for rate in learning_rate.at(state.rate.count))
 
     def leaf(update: jax.Array, at: engine.Leaf) -> tuple[jax.Array, Any]:
         rate = at.scalars[at.choice]

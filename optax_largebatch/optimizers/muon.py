@@ -5,7 +5,7 @@ from typing import Any, Literal
 import optax
 
 from optax_largebatch.arguments import Scalar, refused, renamed
-from optax_largebatch.params.groups import ParamGroups, as_grouped, by_owner, check_groups
+from optax_largebatch.params.groups import ParamGroups, as_grouped, check_groups, unless_others
 from optax_largebatch.params.likely_matrices import check_matrices
 from optax_largebatch.params.masks import Mask, check_mask, select_leaves
 from optax_largebatch.params.matrix_axes import MatrixAxes, check_axes
@@ -224,7 +224,7 @@ def muon(
         parts = {"muon": chain(matrices, scale_by_learning_rate(rate)), "others": others}
         return partition("muon", parts, owners, stacks, at_init)
     if others is not None:
-        rate = by_owner({"muon": rate, "others": as_grouped("others", others)}, owners)
+        rate = unless_others(rate, as_grouped("others", others), owners)
     adam = scale_by_adam(eps=eps, nesterov=nesterov, mu_dtype=mu_dtype)
     directions = partition("muon", {"muon": matrices, "others": adam}, owners, stacks, at_init)
     return chain(directions, scale_by_learning_rate(rate))

@@ -21,18 +21,18 @@ from optax_largebatch.transforms.orthogonalization.orthogonalized_momentum impor
 )
 from optax_largebatch.transforms.partitioned import OF_OTHERS, Others, is_optimizer, partition
 
-_NO_SCALE = (
-    "A step has the length learning_rate times the norm of the matrix, so a factor of its "
-    "direction would do nothing. Leave it out."
-)
-_DIRECTION = (
-    "It is an argument of orthogonalize_momentum. For matrices alone, this optimizer is "
-    "chain(orthogonalize_momentum(...), hyperball(learning_rate))."
-)
 
-
-@refused("preconditioning", why=_DIRECTION)
-@refused("adaptive", "consistent_rms", why=_NO_SCALE)
+@refused(
+    "preconditioning",
+    why="It is an argument of orthogonalize_momentum. For matrices alone, this optimizer is "
+    "chain(orthogonalize_momentum(...), hyperball(learning_rate)).",
+)
+@refused(
+    "adaptive",
+    "consistent_rms",
+    why="A step has the length learning_rate times the norm of the matrix, so a factor of its "
+    "direction would do nothing. Leave it out.",
+)
 @refused("weight_decay", "weight_decay_mask", why=NO_DECAY)
 @refused("adam_eps_root", "adam_weight_decay", "adam_learning_rate", why=OF_OTHERS)
 @renamed("adam_b1", "b1")
@@ -197,9 +197,6 @@ def muonh(
         kinds = zip(heads(params), axes.are_matrices(params, matrix_mask), strict=True)
         return ["adamh" if head else "muonh" if matrix else "others" for head, matrix in kinds]
 
-    def owners(params: optax.Params) -> list[str]:
-        return [mover if mover == "others" else "muonh" for mover in movers(params)]
-
     def at_init(params: optax.Params) -> None:
         chosen = select_leaves("matrix_mask", matrix_mask, stacks.blocks(params))
         are_heads = heads(params)
@@ -230,8 +227,13 @@ def muonh(
         None if is_optimizer(others) else at_init,  # otherwise only matrices are seen here
     )
     if not is_optimizer(others):
-        steps = steps_beside_spheres("muonh", owners, rate, others, radius, axes.stacked_matrices)
+        steps = steps_beside_spheres(movers, rate, others, radius, axes.stacked_matrices)
         return chain(directions, steps)
     spheres = hyperball(rate, radius=radius, stacked=axes.stacked_matrices)
-    parts = {"muonh": chain(directions, spheres), "others": others}
-    return partition("muonh", parts, owners, stacks, at_init)
+    return partition(
+        "muonh",
+        {"muonh": chain(directions, spheres), "others": others},
+        lambda params: [mover if mover == "others" else "muonh" for mover in movers(params)],
+        stacks,
+        at_init,
+    )

@@ -120,9 +120,9 @@ def scaled_adam(
     groups = check_groups(groups, stacked, "weight_decay")
     arguments.check_numbers("[0, 1)", b1=b1)
     arguments.check_numbers("[0, inf)", scalar_lr_scale=scalar_lr_scale)
-    sizes = {"param_min_rms": param_min_rms, "param_max_rms": param_max_rms}
-    arguments.check_numbers("(0, inf)", **sizes)
-    arguments.check_order(**sizes)
+    arguments.check_numbers("(0, inf)", param_min_rms=param_min_rms, param_max_rms=param_max_rms)
+    rms_bounds = (param_min_rms, param_max_rms)
+    arguments.check_bounds("param_min_rms and param_max_rms", rms_bounds)
     arguments.check_dtypes(mu_dtype=mu_dtype)
     rate = groups.per_group("learning_rate", learning_rate)
     return chain(
@@ -142,7 +142,7 @@ def scaled_adam(
                 speed=scalar_lr_scale,
                 period=4,
                 max_change=0.1,
-                rms_bounds=(param_min_rms, param_max_rms),
+                rms_bounds=rms_bounds,
                 stacked=stacked,
             ),
         ),

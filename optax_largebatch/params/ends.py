@@ -71,32 +71,31 @@ def _head_by_name(
     if any(called):
         return called
     tables = list(itertools.compress(blocks, embeddings))
+    others = [block for block in blocks if block not in tables]
     shapes = [block.shape for block in tables if block.is_matrix]
     words = {rows for rows, columns in shapes if rows > 2 * columns}
-    others = [block for block in blocks if block.is_matrix and block not in tables]
-    as_long = [block for block in others if not words.isdisjoint(block.shape)]
+    as_long = [x for x in others if x.is_matrix and not words.isdisjoint(x.shape)]
     if len(as_long) == 1:
         return [block == as_long[0] for block in blocks]
     if may_ask:
-        _ask("head", _may_be_head(blocks, tables, words))
+        width = max((columns for _, columns in shapes), default=0)
+        _ask("head", _may_be_head(others, width if words else None))
     return [False] * len(blocks)
 
 
-def _may_be_head(
-    blocks: list[Block],
-    tables: list[Block],
-    words: set[int],
-) -> list[Block]:
+def _may_be_head(others: list[Block], width: int | None) -> list[Block]:
     """The matrices that may be the last layer, though no name says so.
 
     Beside a table of words, that may be the table itself, or a layer with a few classes.
+
+    Args:
+        others: what is no embedding.
+        width: the length of an embedding; None if there is no table of words.
     """
-    others = [block for block in blocks if block not in tables]
     matrices = [block for block in others if block.is_matrix]
-    if not words:
+    if width is None:
         modules = _modules_with_a_length(others)
         return [x for x in matrices if _is_bare(x) or min(modules[n] for n in x.shape) == 1]
-    width = max(table.shape[1] for table in tables if table.is_matrix)
     modules = _modules_with_a_length(matrices)
     few = {n for n, number in modules.items() if number == 1 and n < width}
     return [

@@ -143,11 +143,9 @@ def to_batch(
 ) -> jax.Array:
     """The matrices of an array as a batch; its other axes stack them."""
     stack = norms.other_axes(x.ndim, (*rows, *columns))
-    height = math.prod([x.shape[axis] for axis in rows])
-    width = math.prod([x.shape[axis] for axis in columns])
-    number = math.prod([x.shape[axis] for axis in stack])
     turned = jnp.transpose(x, (*stack, *rows, *columns))
-    return turned.reshape(number, height, width)
+    lengths = [norms.lengths_along(x.shape, axes) for axes in (stack, rows, columns)]
+    return turned.reshape(*map(math.prod, lengths))
 
 
 def from_batch(

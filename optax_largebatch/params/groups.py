@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import itertools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import optax
@@ -61,8 +61,7 @@ Owners = Callable[[Any], Sequence[str]]
 `jax.tree.leaves`: who moves it."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Grouped:
+class Grouped(NamedTuple):
     """One hyperparameter with several values, each for some of the parameters."""
 
     name: str
@@ -74,7 +73,7 @@ class Grouped:
 
     def map(self, function: Callable[[Any], Any]) -> "Grouped":
         """The hyperparameter with `function` applied to the value of each group."""
-        return dataclasses.replace(self, values=tuple(map(function, self.values)))
+        return self._replace(values=tuple(map(function, self.values)))
 
     def of_each(self, params: Any) -> list[Any]:
         """The value of each leaf, which may be a schedule."""
@@ -171,32 +170,22 @@ def as_grouped(name: str, value: Any, allowed: str = "[0, inf)") -> Grouped:
         value = Grouped(name, ParamGroups((), ()).indices, (value,))
     for of_group in value.values:
         arguments.check_number_or_schedule(name, of_group, allowed)
-    return dataclasses.replace(value, allowed=allowed)
+    return value._replace(allowed=allowed)
 
 
-def by_owner(members: Mapping[str, Grouped], owners: Owners) -> Grouped:
-    """One hyperparameter, which each parameter takes from what its owner has.
-
-    Args:
-        members: the hyperparameter of each owner.
-        owners: says who owns which parameter.
-    """
-    values: list[Any] = []
-    starts: dict[str, int] = {}
-    for owner, grouped in members.items():
-        starts[owner] = len(values)
-        values += grouped.values
+def unless_others(rate: Grouped, of_others: Grouped, owners: Owners) -> Grouped:
+    """One hyperparameter, with other values for the parameters whose owner is called `others`."""
 
     def indices(params: Any) -> list[int]:
-        of_owners = {owner: grouped.indices(params) for owner, grouped in members.items()}
-        return [  # the last value of an owner has the index -1
-            starts[owner] + of_owners[owner][leaf] % len(members[owner].values)
-            for leaf, owner in enumerate(owners(params))
+        choices = zip(rate.indices(params), of_others.indices(params), owners(params), strict=True)
+        return [  # the last value of either may have the index -1
+            size + other % len(of_others.values) if owner == "others" else own % size
+            for own, other, owner in choices
         ]
 
-    first, *_ = members.values()
-    names = dict.fromkeys(grouped.name for grouped in members.values())
-    return Grouped(" or ".join(names), indices, tuple(values), first.allowed)
+    size = len(rate.values)
+    names = dict.fromkeys((rate.name, of_others.name))
+    return Grouped(" or ".join(names), indices, rate.values + of_others.values, rate.allowed)
 
 
 def scaled_rate(rate: Any, scale: Scalar | None) -> Any:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 import dataclasses
 import functools
+import itertools
 import math
 import operator
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from optax_largebatch import norms
 from optax_largebatch.arguments import quoted
-from optax_largebatch.params.paths import broadcast_prefix, is_placeholder, leaf_names, path_name
+from optax_largebatch.params.paths import broadcast_prefix, has_placeholders, leaf_names
 from optax_largebatch.params.shapes import Axes, Shape
 
 MeshAxes = tuple[str, ...]
@@ -86,46 +87,26 @@ class Leaves:
         Raises:
             ValueError: the type of a stacked leaf says that it is split, but not along which axis.
         """
-        array = self.arrays[index]
-        if self.specs is not None and self.mesh is None:
-
-            def along(axes: Iterable[int]) -> frozenset[str]:
-                return frozenset(name for axis in axes for name in self.axes_along(index, axis))
-
-            summed = norms.other_axes(array.ndim, kept)
-            return norms.Split(within=along(summed), between=along(kept))
-        varying = norms.varying_axes(array)
-        if kept and varying:
-            name = self.names[index]
-            raise ValueError(
-                f"partition_specs must be given to `update`: the parameter {name!r} is split along "
-                f"{quoted(varying)}, and its type does not say whether that is one of the axes "
-                f"{kept}, which are not summed over. Call optimizer.update(grads, state, params, "
-                "partition_specs=specs) with the specs that shard_map has for the parameters."
-            )
-        return norms.Split(within=varying)
+        if self.specs is None and not kept:
+            return norms.Split(within=norms.varying_axes(self.arrays[index]))
+        if self.mesh is not None:  # arrays are whole
+            return norms.Split()
+        names = self.sharding(index, f"sums are taken along all axes but {kept}").mesh_axes
+        between = frozenset(name for axis in kept for name in names[axis])
+        within = frozenset(itertools.chain(*names)) - between
+        return norms.Split(within, between)
 
     def axes_along(self, index: int, axis: int) -> MeshAxes:
-        """The mesh axes along which `specs` splits one axis of a leaf that is a shard."""
-        return () if self.mesh is not None else self._names_along(index, axis)
-
-    def _names_along(self, index: int, axis: int) -> MeshAxes:
         """The mesh axes along which `specs` splits one axis of a leaf."""
         spec = () if self.specs is None else self.specs[index]
         return mesh_axes(spec[axis]) if axis < len(spec) else ()
 
     def elements_of_block(self, index: int, kept: Axes = ()) -> int:
         """The number of elements of a block of a leaf, on all devices together."""
-        devices = norms.devices_along(self.split(index, kept).within)
-        return self._elements_here(index, kept) * devices
-
-    def one_element(self, index: int, kept: Axes = ()) -> bool:
-        """Whether the blocks of a leaf have one element each (or none), on all devices together."""
-        return self._elements_here(index, kept) < 2 and self.elements_of_block(index, kept) < 2
-
-    def _elements_here(self, index: int, kept: Axes) -> int:
         array = self.arrays[index]
-        return math.prod(norms.lengths_along(array.shape, norms.other_axes(array.ndim, kept)))
+        axes = norms.other_axes(array.ndim, kept)
+        devices = norms.devices_along(self.split(index, kept).within)
+        return math.prod(norms.lengths_along(array.shape, axes)) * devices
 
     def sharding(self, index: int, who: str) -> "LeafSharding":
         """How the axes of a leaf are split, for transformations that work along axes.
@@ -149,9 +130,7 @@ class Leaves:
                 "not say along which of its axes. Call optimizer.update(grads, state, params, "
                 "partition_specs=specs) with the specs that shard_map has for the parameters."
             )
-        if self.specs is None:
-            return LeafSharding(array.shape, ((),) * array.ndim)
-        names = tuple(self._names_along(index, axis) for axis in range(array.ndim))
+        names = tuple(self.axes_along(index, axis) for axis in range(array.ndim))
         here = names if self.mesh is None else ((),) * array.ndim
         lengths = map(norms.devices_along, here)
         return LeafSharding(tuple(map(operator.mul, array.shape, lengths)), names)
@@ -244,25 +223,24 @@ def leaves_of(name: str, tree: Any) -> Leaves:
     """
     if tree is None:
         raise ValueError(f"{name} must be a tree of arrays, got None.")
-    keyed, treedef = jax.tree_util.tree_flatten_with_path(tree)
-    placeholders = jax.tree.leaves(tree, is_leaf=is_placeholder)
-    if name == "params" and not keyed and not any(map(is_placeholder, placeholders)):
+    leaves, treedef = jax.tree.flatten(tree)
+    if name == "params" and not leaves and not has_placeholders(tree):
         raise ValueError(
             f"params must hold at least one array, got the empty tree {tree!r}. Pass the "
             "parameters themselves, for example variables['params'] or nnx.state(model, nnx.Param)."
         )
-    for path, leaf in keyed:
+    for index, leaf in enumerate(leaves):
         dtype = getattr(leaf, "dtype", None)
         if isinstance(leaf, float):
             continue
         if dtype is None or not jnp.issubdtype(dtype, jnp.inexact):
             what = f"a leaf of type {type(leaf).__name__}" if dtype is None else f"dtype {dtype}"
             raise TypeError(
-                f"{name} must hold floating point or complex arrays; {path_name(tree, path)!r} has "
-                f"{what}. Leave it out (equinox: eqx.filter(model, eqx.is_inexact_array)) or hide "
-                "it with optax.masked."
+                f"{name} must hold floating point or complex arrays; {leaf_names(tree)[index]!r} "
+                f"has {what}. Leave it out (equinox: eqx.filter(model, eqx.is_inexact_array)) or "
+                "hide it with optax.masked."
             )
-    arrays = [x if isinstance(x, jax.ShapeDtypeStruct) else jnp.asarray(x) for _, x in keyed]
+    arrays = [x if isinstance(x, jax.ShapeDtypeStruct) else jnp.asarray(x) for x in leaves]
     return Leaves(tree, treedef, arrays)
 
 
@@ -295,10 +273,8 @@ def gradients_of(
             split as its spec says.
     """
     checked = leaves_of(name, updates)
-    if params is None:
-        checked = _with_specs(checked, partition_specs)
-        return checked, list(checked.arrays)
-    leaves = _with_specs(leaves_of("params", params), partition_specs)
+    leaves = checked if params is None else leaves_of("params", params)
+    leaves = _with_specs(leaves, partition_specs)
     gradients = leaves.align(name, updates)
     for index, gradient in enumerate(gradients):
         if gradient is not None:
@@ -414,8 +390,8 @@ def _with_specs(leaves: Leaves, partition_specs: Any) -> Leaves:
             )
     if any(map(norms.is_bound, split_along)):
         return dataclasses.replace(leaves, specs=specs)
-    mesh = next((x.mesh for x in given if isinstance(x, NamedSharding)), None)
-    mesh = mesh or jax.sharding.get_abstract_mesh()
+    meshes = (x.mesh for x in given if isinstance(x, NamedSharding))
+    mesh = next(meshes, jax.sharding.get_abstract_mesh())
     missing = split_along - set(mesh.shape)
     if missing:
         raise ValueError(

@@ -11,9 +11,9 @@ import jax
 
 from optax_largebatch.params.blocks import Block
 from optax_largebatch.params.likely_stacks import forgotten
-from optax_largebatch.params.masks import has_placeholders
 from optax_largebatch.params.matrix_axes import ParamAxes
 from optax_largebatch.params.names import is_called
+from optax_largebatch.params.paths import has_placeholders
 from optax_largebatch.params.patterns import patterns_of
 from optax_largebatch.params.shapes import Pair, is_first_layer, is_table, pair_of_kernel, window_of
 
@@ -108,15 +108,13 @@ def kernels_of_more_axes(blocks: Sequence[Block]) -> dict[int, Pair]:
     lengths = Counter(length for block in counted for length in {*block.shape} if length > 1)
     width = max(lengths, key=lambda length: (lengths[length], length), default=0)
     pairs = {}
-    convolutions = []
     for number, block in enumerate(blocks):
         if len(block.shape) < 3 or block.is_vector:
             continue
         places = pair_of_kernel(block.name, block.shape, width)
         if places is not None:
             pairs[number] = block.pair(places)
-            if window_of(block.name, block.shape):
-                convolutions.append(number)
+    convolutions = [n for n in pairs if window_of(blocks[n].name, blocks[n].shape)]
     is_alone = len(convolutions) == 1
     for number in convolutions:
         if is_first_layer(blocks[number].name, blocks[number].shape, is_alone):
@@ -182,7 +180,7 @@ def _lengths_of_biases(blocks: Sequence[Block]) -> dict[str, int]:
         elif block.is_vector and max(block.shape, default=0) == math.prod(block.shape):
             partner = _partner(block.name, "biases|bias|b")
             if partner is not None:
-                lengths[partner] = max(block.shape, default=0)
+                lengths[partner] = math.prod(block.shape)
     for module, pair in lists.items():
         vectors = [block for block in pair if len(block.shape) == 1]
         if len(pair) == 2 and len(vectors) == 1:

@@ -1,7 +1,6 @@
 """Parameters that look like stacks of layers and are not declared as such, and warnings of them."""
 
 from collections.abc import Iterable, Sequence
-import itertools
 import math
 import re
 from typing import Any, NamedTuple
@@ -98,7 +97,7 @@ def _layers(
             if not _is_shared(axis, of_members) or of_members[0][axis] == 1:
                 continue
             neighbour = next((names[n] for n in members if axis in declared[n]), "")
-            stack = _module_of_all(called)
+            innermost = max((x for x in modules if modules[x] == members), key=len)
             for number in members:
                 name = names[number]
                 shape = shapes[number]
@@ -107,23 +106,16 @@ def _layers(
                 if axis in declared[number] or number in stacks:
                     continue
                 pattern = f"^{re.escape(name)}$"
-                if stack and not neighbour:
-                    pattern = _of_module(stack)
+                if innermost and not neighbour:
+                    pattern = _of_module(f"{innermost}/")
                 stacks[number] = LikelyStack(number, name, shape, axis, neighbour, pattern)
     return [stacks[number] for number in sorted(stacks)]
 
 
-def _module_of_all(names: Sequence[str]) -> str:
-    """The innermost module that all are in, with a slash behind it."""
-    keys = zip(*(name.split("/")[:-1] for name in names), strict=False)
-    shared = itertools.takewhile(lambda of_names: len({*of_names}) == 1, keys)
-    return "".join(f"{key}/" for key, *_ in shared)
-
-
 def _is_shared(axis: int, shapes: Iterable[Shape]) -> bool:
     """Whether all have this axis, with one length."""
-    lengths = {shape[axis] if axis < len(shape) else None for shape in shapes}
-    return len(lengths) == 1 and None not in lengths
+    lengths = {shape[axis : axis + 1] for shape in shapes}
+    return len(lengths) == 1 and () not in lengths
 
 
 def _stacked_axis(

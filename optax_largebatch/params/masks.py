@@ -61,7 +61,8 @@ def select_leaves(
             matches nothing.
     """
     choices = resolve_mask(name, mask, params)
-    if any(choices) or not choices or has_placeholders(params):
+    # `optax.partition` gives several optimizers one mask, which may be meant for hidden parameters.
+    if any(choices) or not choices or paths.has_placeholders(params):
         return choices
     if paths.is_function(mask) and mask(params) is False:
         return choices
@@ -101,11 +102,3 @@ def resolve_mask(name: str, mask: Mask, params: Any) -> list[bool]:
                 f"it holds {choice!r} of type {type(choice).__name__}."
             )
     return [bool(choice) for choice in paths.broadcast_prefix(name, tree, params)]
-
-
-def has_placeholders(params: Any) -> bool:
-    """Whether unknown other parameters may be behind a placeholder of optax.
-
-    The mask may be meant for those: `optax.partition` gives several optimizers the same mask.
-    """
-    return any(map(paths.is_placeholder, jax.tree.leaves(params, is_leaf=paths.is_placeholder)))

@@ -40,8 +40,8 @@ class Matrices(NamedTuple):
     def shape(self) -> tuple[int, int]:
         """Rows and columns of one matrix."""
         lengths = self.sharding.shape
-        rows = math.prod([lengths[axis] for axis in self.rows])
-        columns = math.prod([lengths[axis] for axis in self.columns])
+        rows = math.prod(norms.lengths_along(lengths, self.rows))
+        columns = math.prod(norms.lengths_along(lengths, self.columns))
         return rows, columns
 
     @property
@@ -74,7 +74,7 @@ class Matrices(NamedTuple):
     @property
     def stack(self) -> Axes:
         """The axes that stack matrices."""
-        return norms.other_axes(len(self.sharding.shape), (*self.rows, *self.columns))
+        return norms.other_axes(len(self.sharding.shape), self.sides)
 
     def to_batch(self, x: jax.Array) -> jax.Array:
         """The matrices of an array like the parameter, or their shards, as a batch."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 import dataclasses
 import sys
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 
@@ -23,8 +23,7 @@ rows and the axes of columns; a text, such as `"rows (3 columns)"`, for several 
 None for a parameter that is no matrix."""
 
 
-@dataclasses.dataclass(frozen=True)
-class ParamAxes:
+class ParamAxes(NamedTuple):
     """What both arguments say of the axes of parameters, checked."""
 
     stacked: Stacked
@@ -40,13 +39,11 @@ class ParamAxes:
         """
         return _blocks(params, self)
 
-    def are_matrices(self, params: Any, mask: Mask = None) -> list[bool]:
+    def are_matrices(self, params: Any, mask: Mask) -> list[bool]:
         """Whether each parameter is a matrix, or stacks matrices, and `matrix_mask` chooses it."""
-        are_matrices = [block.sides is not None for block in self.blocks(params)]
-        if mask is None:  # the rest is looked up in each step that is traced
-            return are_matrices
         chosen = select_leaves("matrix_mask", mask, self.stacked.blocks(params))
-        return [flag and is_matrix for flag, is_matrix in zip(chosen, are_matrices, strict=True)]
+        blocks = zip(chosen, self.blocks(params), strict=True)
+        return [flag and block.sides is not None for flag, block in blocks]
 
     def matrices(self, leaves: Leaves, who: str) -> list[Matrices]:
         """The matrices of each parameter.

@@ -212,16 +212,14 @@ def labels(places: Sequence[Keys]) -> list[str]:
 
     Wrappers around all places, and keys below the last difference, do not change the names.
     """
-    names = [""] * len(places)
-    heads = {keys[:1] for keys in places}
-    if len(places) == 1 or heads == {()}:
-        return names
-    for head in heads:
-        group = [index for index, keys in enumerate(places) if keys[:1] == head]
-        below = labels([places[index][1:] for index in group])
-        differing = head if len(heads) > 1 else ()
-        for index, name in zip(group, below, strict=True):
-            names[index] = "/".join(filter(None, (*differing, name)))
+    names = []
+    for keys in places:
+        differing = []
+        for depth, key in enumerate(keys):
+            alike = [other for other in places if other[:depth] == keys[:depth]]
+            if len({other[depth : depth + 1] for other in alike}) > 1:
+                differing.append(key)
+        names.append("/".join(differing))
     return names
 
 

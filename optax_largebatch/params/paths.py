@@ -2,14 +2,13 @@
 
 from collections.abc import Callable
 import functools
-from typing import Any, ParamSpec, TypeGuard, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import jax
 from jax.tree_util import FlattenedIndexKey, GetAttrKey
 import numpy as np
 import optax
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 Named = list[tuple[str, Any]]
@@ -19,38 +18,28 @@ KEPT = 64
 """For how many trees a function keeps its result."""
 
 
-def path_name(tree: Any, path: tuple[Any, ...]) -> str:
-    """The name of a leaf, as in `"encoder/dense/kernel"`.
-
-    Flax wraps leaves in boxes (`nn.Partitioned`, `nnx.Param`) that add a last attribute `value`
-    to the path at `init` and not at `update`. Haliax and others wrap each array in a node without
-    keys, which adds a last index 0. Both are dropped, so that a rule sees one name; the index of an
-    array in a list is a part of its name.
-
-    Args:
-        tree: the tree that holds the leaf.
-        path: its key path, as `jax.tree_util.tree_flatten_with_path` gives it.
-
-    Returns:
-        The keys joined by `/`.
-    """
-    while path and (path[-1] == GetAttrKey("value") or isinstance(path[-1], FlattenedIndexKey)):
-        if not wraps_one_array(_node_at(tree, path[:-1])):
-            break
-        path = path[:-1]
-    return jax.tree_util.keystr(path, simple=True, separator="/")
-
-
 def named_leaves(tree: Any) -> Named:
     """`(name, leaf)` for each leaf of a tree and for each place where one is hidden.
 
+    A name is the keys joined by `/`, as in `"encoder/dense/kernel"`. Flax wraps leaves in boxes
+    (`nn.Partitioned`, `nnx.Param`) that add a last attribute `value` to the path at `init` and not
+    at `update`. Haliax and others wrap each array in a node without keys, which adds a last index
+    0. Both are dropped, so that a rule sees one name; the index of an array in a list is a part of
+    its name.
+
     `optax.masked` and `optax.partition` hide leaves behind a placeholder, Equinox behind None.
     """
-    leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_hidden)
-    return [(path_name(tree, path), leaf) for path, leaf in leaves]
+    nodes = jax.tree_util.tree_leaves_with_path(
+        tree, is_leaf=lambda node: is_hidden(node) or wraps_one_array(node)
+    )
+    return [
+        (jax.tree_util.keystr(path, simple=True, separator="/"), leaf)
+        for path, node in nodes
+        for leaf in jax.tree.leaves(node, is_leaf=is_hidden)
+    ]
 
 
-def of_shapes(function: Callable[P, T]) -> Callable[P, T]:
+def of_shapes(function: Callable[..., T]) -> Callable[..., T]:
     """A decorator for functions of a tree that look at its structure and its types alone.
 
     Results are kept, because they are asked for many times while a step is traced. The tree comes
@@ -59,8 +48,7 @@ def of_shapes(function: Callable[P, T]) -> Callable[P, T]:
     kept: dict[Any, Any] = {}
 
     @functools.wraps(function)
-    def of_tree(*args: P.args, **kwargs: P.kwargs) -> T:
-        tree, *others = args
+    def of_tree(tree: Any, *others: Any) -> T:
         leaves, structure = jax.tree.flatten(tree)
         types = [(np.shape(leaf), getattr(leaf, "dtype", None)) for leaf in leaves]
         key = structure, tuple(types), *others
@@ -68,10 +56,10 @@ def of_shapes(function: Callable[P, T]) -> Callable[P, T]:
             if key in kept:
                 return kept[key]
         except TypeError:  # the tree has static data without a hash
-            return function(*args, **kwargs)
+            return function(tree, *others)
         if len(kept) >= KEPT:
             kept.clear()
-        kept[key] = function(*args, **kwargs)
+        kept[key] = function(tree, *others)
         return kept[key]
 
     return of_tree
@@ -96,6 +84,11 @@ def is_placeholder(node: Any) -> bool:
     return type(node).__module__.split(".")[0] == "optax"
 
 
+def has_placeholders(params: Any) -> bool:
+    """Whether unknown other parameters may be behind a placeholder of optax."""
+    return any(map(is_placeholder, jax.tree.leaves(params, is_leaf=is_placeholder)))
+
+
 def stands_for_all(params: Any) -> bool:
     """Whether `params` is the placeholder that `optax.tree.map_params` gives to `init`."""
     return is_placeholder(params) and not is_hidden(params) and not jax.tree.leaves(params)
@@ -108,19 +101,15 @@ def is_function(node: Any) -> TypeGuard[Callable[..., Any]]:
 
 def wraps_one_array(node: Any) -> bool:
     """Whether a node is there for one array alone: a box of Flax, or a named array of Haliax."""
+    if jax.tree_util.all_leaves([node]):
+        return False
     children = inside(node)
-    if len(children) != 1 or not children[0][0]:  # a node of several, or an array
+    if len(children) != 1:
         return False
     path, child = children[0]
-    has_no_keys = isinstance(path[-1], FlattenedIndexKey)
-    return is_box(node) or (has_no_keys and len(jax.tree.leaves(child, is_leaf=is_hidden)) == 1)
-
-
-def _node_at(tree: Any, path: tuple[Any, ...]) -> Any:
-    """The node at a path."""
-    for key in path:
-        tree = dict(inside(tree))[(key,)]
-    return tree
+    is_wrapper = is_box(node) or isinstance(path[-1], FlattenedIndexKey)
+    is_leaf = is_hidden(child) or jax.tree_util.all_leaves([child])
+    return is_wrapper and (is_leaf or wraps_one_array(child))
 
 
 def inside(node: Any) -> list[tuple[Any, Any]]:

@@ -1,9 +1,9 @@
 """What an argument says of each parameter by patterns or a tree, and short patterns to paste."""
 
 from collections.abc import Callable, Collection, Sequence
-import dataclasses
+import itertools
 import re
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import jax
 
@@ -14,8 +14,7 @@ IsEntry = Callable[[Any], bool]
 """Whether something is what an argument says of one parameter."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Entries:
+class Entries(NamedTuple):
     """What an argument says of the parameters. It is data, if its entries are."""
 
     argument: str
@@ -42,17 +41,16 @@ class Entries:
         if self.says_nothing:
             return [[] for _ in leaves]
         named = paths.named_leaves(params)
-        matched: list[list[Any]] = [[] for _ in named]
-        for pattern, entry in self.by_pattern:
-            try:
-                flags = matching(pattern).select(named)
-            except ValueError as error:
-                raise ValueError(f"{self.argument}: {error}") from None
-            for entries, flag in zip(matched, flags, strict=True):
-                if flag:
-                    entries.append(entry)
-        pairs = zip(matched, named, strict=True)
-        return [entries for entries, (_, leaf) in pairs if not paths.is_hidden(leaf)]
+        patterns, entries = zip(*self.by_pattern, strict=True)
+        try:
+            chosen = [matching(pattern).select(named) for pattern in patterns]
+        except ValueError as error:
+            raise ValueError(f"{self.argument}: {error}") from None
+        return [
+            list(itertools.compress(entries, flags))
+            for (_, leaf), *flags in zip(named, *chosen, strict=True)
+            if not paths.is_hidden(leaf)
+        ]
 
     def texts(self, params: Any) -> list[str | None]:
         """The entry of each leaf that is a text; the last of several counts."""
@@ -60,8 +58,7 @@ class Entries:
         return [entry if isinstance(entry, str) else None for entry in last]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Tree:
+class _Tree(NamedTuple):
     """A tree in two parts that have a hash."""
 
     entries: tuple[Any, ...]
@@ -102,11 +99,11 @@ def patterns_of(names: Sequence[str], chosen: Collection[int]) -> list[str]:
         chosen: the places of those that are meant.
     """
     others = "\n".join(name for number, name in enumerate(names) if number not in chosen)
-    ends: dict[str, None] = {}
+    ends: list[str] = []
     for number in sorted(chosen):
         if not any(re.search(end, names[number]) for end in ends):
-            ends[_end(names[number], others)] = None
-    return _joined(list(ends))
+            ends.append(_end(names[number], others))
+    return _joined(ends)
 
 
 def _end(name: str, others: str) -> str:

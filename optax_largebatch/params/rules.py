@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 import dataclasses
-import functools
 import operator
 import re
 from typing import Any
@@ -229,7 +228,6 @@ def are_numbers(names: list[str]) -> bool:
     return all(name.isdigit() for name in names)
 
 
-@functools.lru_cache(2**10)
 def whole_numbers(pattern: str) -> re.Pattern[str]:
     """The pattern, compiled. A number at one of its ends is a whole one: `layers/1` is not 10."""
     before = r"(?<!\d)" if pattern[0].isdigit() else ""

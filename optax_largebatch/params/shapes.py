@@ -82,7 +82,7 @@ def pair_of_kernel(name: str, block: Sequence[int], width: int) -> Pair | None:
         is_turned = has_first_width and not has_last_width
         return (inner, first) if is_turned else (outer, last)
     window = window_of(name, block)
-    if window is not None:
+    if window:
         channels = other_axes(len(block), window)
         inputs, outputs = reversed(channels) if window == axes[2:] else channels
         if block[inputs] == 1:
@@ -93,8 +93,8 @@ def pair_of_kernel(name: str, block: Sequence[int], width: int) -> Pair | None:
     return axes[-2:-1], last
 
 
-def window_of(name: str, block: Sequence[int]) -> Axes | None:
-    """The axes of the window of a convolution; None for other kernels.
+def window_of(name: str, block: Sequence[int]) -> Axes:
+    """The axes of the window of a convolution; none for other kernels.
 
     They are the first ones in Flax, Haiku and Keras, and the last ones in Equinox and PyTorch.
     """
@@ -108,21 +108,19 @@ def window_of(name: str, block: Sequence[int]) -> Axes | None:
         window = axes[:-2]
     is_square = len(window) > 1 and len({*lengths_along(block, window)}) == 1
     is_window = is_square and not is_called("stack of matrices", name)
-    if window and (is_window or is_called("convolution", name)):
-        return window
-    return None
+    return window if is_window or is_called("convolution", name) else ()
 
 
 def is_first_layer(
     name: str,
     block: Sequence[int],
-    is_alone: bool = False,
+    is_alone: bool,
 ) -> bool:
     """Whether a convolution sees the channels of an image.
 
     The only one of a network sees other channels than those inside, as the patches of latents.
     """
-    window = window_of(name, block) or ()
+    window = window_of(name, block)
     channels = lengths_along(block, other_axes(len(block), window))
     return min(channels) <= COLOURS or (is_alone and min(channels) < max(channels))
 

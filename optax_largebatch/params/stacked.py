@@ -46,15 +46,11 @@ class Stacked:
 
     def axes(self, params: Any) -> list[Axes]:
         """The stacked axes of each leaf, counted from 0, in the order of `jax.tree.leaves`."""
-        stacks: list[Axes] = []
-        pairs = zip(jax.tree.leaves(params), self.entries.of(params), strict=True)
-        for index, (leaf, entries) in enumerate(pairs):
-            try:
-                stacks.append(_stack(leaf, entries, self.entries.is_entry) if entries else ())
-            except (TypeError, ValueError) as error:
-                name = paths.leaf_names(params)[index]
-                raise type(error)(f"{_NAME}: the parameter {name!r} {error}") from None
-        return stacks
+        leaves = jax.tree.leaves(params)
+        if self.entries.says_nothing:
+            return [()] * len(leaves)
+        named = zip(paths.leaf_names(params), leaves, self.entries.of(params), strict=True)
+        return [_stack(*each, self.entries.is_entry) for each in named]
 
     def blocks(self, params: Any) -> Any:
         """The parameters, each with the shape of one block, for masks to look at.
@@ -110,9 +106,6 @@ _NAME = "stacked_layers"
 NOT_STACKED = Stacked("stacked_layers({})", Entries(_NAME, _is_axes_or_text))
 """Every leaf is one block."""
 
-NOT_SAID = dataclasses.replace(NOT_STACKED, description="None", if_forgotten="warning")
-"""The same, where nobody has said so."""
-
 
 def stacked_layers(where: Any) -> Stacked:
     r"""Says which parameters stack layers, so that each slice has its own norm and trust ratio.
@@ -162,8 +155,8 @@ def stacked_layers(where: Any) -> Stacked:
         return Stacked(f"stacked_layers({where!r})", entries_of(_NAME, where, _is_axes))
     for path, axes in jax.tree_util.tree_leaves_with_path(where, is_leaf=_is_axes):
         if not _is_axes(axes):
-            at = f" {paths.path_name(where, path)!r}" if path else ""
-            raise TypeError(f"stacked_layers:{at} {_no_axes(axes)}")
+            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            raise _no_axes(f"{name!r} " if path else "", axes)
     return Stacked("stacked_layers(a tree of axes)", entries_of(_NAME, where, _is_axes))
 
 
@@ -180,7 +173,7 @@ def check_stacked(
         segments: whether a text may cut an axis.
     """
     if stacked is None:
-        return dataclasses.replace(NOT_SAID, if_forgotten=if_forgotten)
+        return dataclasses.replace(NOT_STACKED, description="None", if_forgotten=if_forgotten)
     if are_patterns(stacked, _is_axes_or_text):
         stacked = _by_patterns(stacked)
     if not isinstance(stacked, Stacked):
@@ -198,8 +191,12 @@ def check_stacked(
 
 def have_several_elements(leaves: Leaves, stacked: Stacked) -> list[bool]:
     """Whether the blocks of each leaf have several elements; the size of one means nothing."""
-    axes = stacked.axes(leaves.tree)
-    return [not leaves.one_element(index, stack) for index, stack in enumerate(axes)]
+    blocks = map(np.size, jax.tree.leaves(stacked.blocks(leaves.tree)))
+    pairs = zip(blocks, stacked.axes(leaves.tree), strict=True)
+    return [
+        size > 1 or leaves.elements_of_block(index, stack) > 1
+        for index, (size, stack) in enumerate(pairs)
+    ]
 
 
 def _by_patterns(where: dict[str, StackedAxes | str]) -> Stacked:
@@ -216,10 +213,10 @@ def _by_patterns(where: dict[str, StackedAxes | str]) -> Stacked:
     return Stacked(repr(where), entries, "warning" if where else "nothing", texts)
 
 
-def _no_axes(node: Any) -> str:
-    return (
-        "must have an integer, a tuple of integers or None for its stacked axes, got "
-        f"{node!r} of type {type(node).__name__}."
+def _no_axes(of: str, node: Any) -> TypeError:
+    return TypeError(
+        f"{_NAME}: {of}must have an integer, a tuple of integers or None for its stacked axes, "
+        f"got {node!r} of type {type(node).__name__}."
     )
 
 
@@ -229,12 +226,17 @@ def _as_tuple(axes: StackedAxes) -> Axes:
     return tuple(map(int, axes if isinstance(axes, tuple) else (axes,)))
 
 
-def _stack(leaf: Any, entries: list[Any], is_entry: IsEntry) -> Axes:
+def _stack(
+    name: str,
+    leaf: Any,
+    entries: list[Any],
+    is_entry: IsEntry,
+) -> Axes:
     """The stacked axes of a leaf in order, counted from 0."""
     axes: Axes = ()
     for entry in entries:
         if not is_entry(entry):
-            raise TypeError(_no_axes(entry))
+            raise _no_axes(f"the parameter {name!r} ", entry)
         if isinstance(entry, str):
             axes += tuple(axis for axis in stacks_in(entry) if axis not in axes)
         else:
@@ -244,14 +246,14 @@ def _stack(leaf: Any, entries: list[Any], is_entry: IsEntry) -> Axes:
     for axis in axes:
         if not -leaf.ndim <= axis < leaf.ndim:
             raise ValueError(
-                f"of shape {leaf.shape} has no axis {axis}. Correct the axis, or narrow the "
-                "pattern to the parameters that are stacked."
+                f"{_NAME}: the parameter {name!r} of shape {leaf.shape} has no axis {axis}. "
+                "Correct the axis, or narrow the pattern to the parameters that are stacked."
             )
     counted = sorted([axis % leaf.ndim for axis in axes])
     if len(set(counted)) < len(counted):
         raise ValueError(
-            f"is given the axes {axes}, one of them twice. Each pattern that matches a "
-            "parameter adds its axes: write each axis in one pattern."
+            f"{_NAME}: the parameter {name!r} is given the axes {axes}, one of them twice. Each "
+            "pattern that matches a parameter adds its axes: write each axis in one pattern."
         )
     return tuple(counted)
 

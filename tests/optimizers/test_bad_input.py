@@ -28,7 +28,7 @@ WRONG = [
     (lb.lamb, "stacked", 0, TypeError, "what stacked_layers(...) returns"),
     (lb.lbsgd, "batch_scale", 0, ValueError, ">= 1, got 0"),
     (lb.lbsgd, "batch_scale", jnp.asarray(2), TypeError, "static_args=('batch_scale',)"),
-    (lb.scaled_adam, "param_min_rms", 5.0, ValueError, "at most param_max_rms, got 5.0 and 3.0"),
+    (lb.scaled_adam, "param_min_rms", 5.0, ValueError, "low <= high, got (5.0, 3.0)"),
     (lb.muon, "ns_coeffs", (1, 2), ValueError, "three numbers for all iterations"),
     (lb.muon, "matrix_axes", 3, TypeError, "pairs (rows, columns) of axes"),
     (lb.muon, "others", "adam", TypeError, "others, if it is no optimizer, must be a number"),

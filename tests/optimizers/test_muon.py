@@ -297,16 +297,14 @@ def test_devices_that_train_networks_of_their_own_do_not_share_work(check_vma):
         chex.assert_trees_all_close(own, expected["w"], atol=1e-6)
 
 
-def test_many_parameters_are_named_once():
+def test_many_parameters_are_named_once(monkeypatch):
     """Of a thousand each name was made a thousand times."""
     params = {f"layer_{k}": jnp.ones((2, 3)) for k in range(300)}
     params["conv"] = jnp.ones((2, 3, 4))
     names = []
-    rule = lb.stacked_layers({})
-    with pytest.MonkeyPatch.context() as patch:
-        made = paths.path_name
-        patch.setattr(paths, "path_name", lambda *of: names.append(of) or made(*of))
-        check_axes({"conv": ((0, 1), 2)}, rule).blocks(params)
+    made = paths.wraps_one_array
+    monkeypatch.setattr(paths, "wraps_one_array", lambda node: names.append(node) or made(node))
+    check_axes({"conv": ((0, 1), 2)}, {}).blocks(params)
     assert len(names) < 10 * len(params)
 
 
