@@ -1,6 +1,5 @@
 """A factor for each matrix, from its shape."""
 
-from collections.abc import Callable
 from typing import Literal, get_args
 
 import jax
@@ -14,13 +13,6 @@ from optax_largebatch.params.stacked import Stacks
 
 ShapeFactor = Literal["jordan", "spectral_norm", "none"]
 """The factor of a matrix where its root mean square is not given."""
-
-_SQUARES: dict[ShapeFactor, Callable[[float], float]] = {
-    "jordan": lambda ratio: max(1.0, ratio),
-    "spectral_norm": lambda ratio: ratio,
-    "none": lambda ratio: 1.0,
-}
-"""The squares of these factors, by the ratio of columns to rows."""
 
 
 @renamed("weight_dimension_numbers", "matrix_axes")
@@ -92,7 +84,9 @@ def scale_by_matrix_shape(
     def factor(rows: int, columns: int) -> float:
         if consistent_rms is not None:
             return max(rows, columns) ** 0.5
-        return _SQUARES[shape_factor](columns / max(rows, 1)) ** 0.5
+        ratio = columns / max(rows, 1)
+        squares = {"jordan": max(1.0, ratio), "spectral_norm": ratio, "none": 1.0}
+        return squares[shape_factor] ** 0.5
 
     def leaf(
         update: jax.Array,
