@@ -151,9 +151,6 @@ def scale_by_learned_matrices(
     def identities(params: optax.Params) -> list[Matrices]:
         return list(map(of_param, jax.tree.leaves(params), stacks.axes(params)))
 
-    def zeros(params: optax.Params) -> list[Matrices]:
-        return jax.tree.map(jnp.zeros_like, identities(params))
-
     def scalars(state: ScaleByLearnedMatricesState) -> tuple[Any, ...]:
         meta_rates = tuple(rate * meta_lr_scale for rate in rates.at(state.count))
         learns = (state.count > 0) & (state.count % period == 0)
@@ -213,7 +210,9 @@ def scale_by_learned_matrices(
             mu=engine.PerParameter(mu_dtype),
             nu=engine.NumberPerBlock(),
             matrices=engine.PerAxis(identities),
-            covariances=engine.PerAxis(zeros),
+            covariances=engine.PerAxis(
+                lambda params: jax.tree.map(jnp.zeros_like, identities(params))
+            ),
         ),
         scalars=scalars,
         choices=choices,

@@ -134,7 +134,7 @@ def clip_by_median_norm(
 
 def _dtype(params: optax.Params) -> jnp.dtype:
     """The dtype of a norm of all parameters."""
-    return accumulation_dtype(*(jnp.result_type(leaf) for leaf in jax.tree.leaves(params)))
+    return accumulation_dtype(*map(jnp.result_type, jax.tree.leaves(params)))
 
 
 def _threshold(

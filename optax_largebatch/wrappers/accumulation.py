@@ -362,11 +362,11 @@ def has_moved(state: optax.OptState) -> jax.Array:
 
 def _has_moved_inside(wrapper: Any) -> jax.Array:
     """Whether the last call of a wrapper moved its parameters."""
-    if isinstance(wrapper, _ACCUMULATING):
-        takes_step = (wrapper.mini_step == 0) & (wrapper.gradient_step > 0)
-    else:
+    if isinstance(wrapper, SkipBadStepsState | DynamicLossScaleState):
         takes_step = ~wrapper.left_out
-    return takes_step & has_moved(tuple(wrapper))
+    else:
+        takes_step = (wrapper.mini_step == 0) & (wrapper.gradient_step > 0)
+    return takes_step & has_moved(tuple(wrapper))  # one of its fields is the state inside
 
 
 def _inside(state: optax.OptState, kinds: tuple[type[Any], ...]) -> list[Any]:

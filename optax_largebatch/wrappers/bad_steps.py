@@ -128,7 +128,7 @@ def skip_bad_steps(
     def init(params: optax.Params) -> SkipBadStepsState:
         leaves_of("params", params)
         counters = [jnp.zeros([], jnp.int32) for _ in range(3)]
-        numbers = jnp.zeros(window, jnp.float32), *counters, jnp.zeros([], bool)
+        numbers = [jnp.zeros(window, jnp.float32), *counters, jnp.zeros([], bool)]
         return SkipBadStepsState(*replicated(numbers, params), inner_state=inner.init(params))
 
     def update(

@@ -7,7 +7,6 @@ import optax
 
 from optax_largebatch import engine
 from optax_largebatch.arguments import Scalar, check_choice, check_optional_number, renamed
-from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.matrix_axes import MatrixAxes, check_axes
 from optax_largebatch.params.stacked import Stacks
 
@@ -78,9 +77,6 @@ def scale_by_matrix_shape(
     # Unequal matrices have a factor for each index of an axis, and a tile has a piece of the axis.
     may_be_unequal = any(callable(x) or "+" in str(x) for x in jax.tree.leaves(matrix_axes))
 
-    def choices(leaves: Leaves) -> list[engine.Matrices]:
-        return axes.matrices(leaves, "scale_by_matrix_shape")
-
     def factor(rows: int, columns: int) -> float:
         if consistent_rms is not None:
             return max(rows, columns) ** 0.5
@@ -98,7 +94,7 @@ def scale_by_matrix_shape(
     return engine.transformation(
         leaf,
         scalars=lambda state: 1.0 if consistent_rms is None else consistent_rms,
-        choices=choices,
+        choices=lambda leaves: axes.matrices(leaves, "scale_by_matrix_shape"),
         given="shards" if may_be_unequal else "parts",
         takes_complex=True,
     )
