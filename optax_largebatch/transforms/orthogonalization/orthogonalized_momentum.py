@@ -184,6 +184,7 @@ def orthogonalize_momentum(
         return matrices
 
     def scalars(state: OrthogonalizeMomentumState) -> tuple[Any, ...]:
+        """The decay; the gradient's weight in the momentum; both weights in the direction; eps."""
         decay = arguments.decay_rate_at(state.count, "beta", beta)
         mu_weight = 1 - decay if grad_averaging else 1.0
         if bias_correction == "none":
