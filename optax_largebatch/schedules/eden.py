@@ -1,7 +1,6 @@
 """Eden and Eden2, which decay by batch and by epoch, and values from a table."""
 
 from collections.abc import Callable, Iterable
-from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -13,18 +12,6 @@ from optax_largebatch.arguments import Scalar, check_number, check_numbers, chec
 from optax_largebatch.schedules.warmup import as_float
 
 
-class EdenSchedule(Protocol):
-    """A schedule of the step, to which a loop may pass the epoch as well."""
-
-    def __call__(
-        self,
-        step: ArrayLike,
-        epoch: ArrayLike | None = None,
-    ) -> jax.Array:
-        """The value at `step` (0 first), in `epoch` (0 first; None computes it from the step)."""
-        ...
-
-
 def eden(
     learning_rate: Scalar,
     *,
@@ -33,7 +20,7 @@ def eden(
     steps_per_epoch: Scalar | None = None,
     warmup_batches: Scalar = 500,
     warmup_start: Scalar = 0.5,
-) -> EdenSchedule:
+) -> Callable[..., jax.Array]:
     r"""Eden: the learning rate falls with the steps and with the epochs, each to the power -1/2.
 
     .. math::
@@ -55,8 +42,8 @@ def eden(
         warmup_start: the share of the rate at the first batch: usually 0.5. :math:`s`, in [0, 1].
 
     Returns:
-        A schedule: `schedule(step)`, or `schedule(step, epoch)` with the epoch (0 first, possibly
-        a fraction) from the loop.
+        A schedule: `schedule(step)` (0 first), or `schedule(step, epoch)` with the epoch (0 first,
+        possibly a fraction) from the loop.
 
     Raises:
         ValueError: an argument is out of its range; and, when the schedule is called, there is

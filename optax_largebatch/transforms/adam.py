@@ -29,57 +29,6 @@ class ScaleByAdamState(NamedTuple):
     """Second moments, like the parameters."""
 
 
-class AdamMoments(NamedTuple):
-    """The settings of Adam's moments, shared by the transformations that keep such moments."""
-
-    b1: Any
-    b2: Any
-    eps: Any
-    eps_root: Any
-    bias_correction: BiasCorrection
-    grad_averaging: bool
-    mu_dtype: Any
-    nesterov: bool = False
-
-    def check(self) -> None:
-        """Raises on an argument out of its range."""
-        arguments.check_decay_rates(b1=self.b1, b2=self.b2)
-        arguments.check_numbers("[0, inf)", eps=self.eps, eps_root=self.eps_root)
-        arguments.check_choice("bias_correction", self.bias_correction, get_args(BiasCorrection))
-        arguments.check_flags(grad_averaging=self.grad_averaging, nesterov=self.nesterov)
-        if self.nesterov and not (self.bias_correction == "full" and self.grad_averaging):
-            raise ValueError(
-                "nesterov=True needs bias_correction='full' and grad_averaging=True, got "
-                f"{self.bias_correction!r} and {self.grad_averaging!r}."
-            )
-        arguments.check_dtypes(mu_dtype=self.mu_dtype)
-
-    def scalars(self, count: jax.Array) -> "AdamScalars":
-        """The numbers of the step that comes after `count` steps."""
-        t = count + 1
-        b1 = arguments.decay_rate_at(count, "b1", self.b1)
-        b2 = arguments.decay_rate_at(count, "b2", self.b2)
-        bc1 = correction_of(b1, t)
-        bc2 = correction_of(b2, t)
-        corrected, gradient_scale = momentum_weights(b1, t, self.nesterov)
-        mu_scale, nu_scale = {
-            "full": (corrected, 1 / bc2),
-            "none": (1.0, 1.0),
-            "step_size": (jnp.sqrt(bc2) / bc1, 1.0),
-        }[self.bias_correction]
-        return AdamScalars(
-            b1,
-            b2,
-            mu_weight=1 - b1 if self.grad_averaging else 1.0,
-            nu_weight=1 - b2,
-            eps=self.eps,
-            eps_root=self.eps_root,
-            mu_scale=mu_scale,
-            gradient_scale=gradient_scale,
-            nu_scale=nu_scale,
-        )
-
-
 class AdamScalars(NamedTuple):
     """The numbers of one step of Adam's moments."""
 
@@ -164,50 +113,73 @@ def scale_by_adam(
         `"step_size"` is the remark at the end of its section 2.
         Dozat, *Incorporating Nesterov Momentum into Adam*, 2016, for `nesterov`.
     """
-    moments = AdamMoments(
-        b1, b2, eps, eps_root, bias_correction, grad_averaging, mu_dtype, nesterov
-    )
-    moments.check()
+    arguments.check_decay_rates(b1=b1, b2=b2)
+    arguments.check_numbers("[0, inf)", eps=eps, eps_root=eps_root)
+    arguments.check_choice("bias_correction", bias_correction, get_args(BiasCorrection))
+    arguments.check_flags(grad_averaging=grad_averaging, nesterov=nesterov)
+    if nesterov and not (bias_correction == "full" and grad_averaging):
+        raise ValueError(
+            "nesterov=True needs bias_correction='full' and grad_averaging=True, got "
+            f"{bias_correction!r} and {grad_averaging!r}."
+        )
+    arguments.check_dtypes(mu_dtype=mu_dtype)
 
-    return engine.transformation(adam_transform(moments))
-
-
-def adam_transform(moments: AdamMoments) -> engine.LeafTransform:
-    """The leaf transform that keeps the moments and divides one by the root of the other."""
+    def scalars(state: ScaleByAdamState) -> AdamScalars:
+        t = state.count + 1
+        b1_now = arguments.decay_rate_at(state.count, "b1", b1)
+        b2_now = arguments.decay_rate_at(state.count, "b2", b2)
+        bc1 = correction_of(b1_now, t)
+        bc2 = correction_of(b2_now, t)
+        corrected, gradient_scale = momentum_weights(b1_now, t, nesterov)
+        mu_scale, nu_scale = {
+            "full": (corrected, 1 / bc2),
+            "none": (1.0, 1.0),
+            "step_size": (jnp.sqrt(bc2) / bc1, 1.0),
+        }[bias_correction]
+        return AdamScalars(
+            b1_now,
+            b2_now,
+            mu_weight=1 - b1_now if grad_averaging else 1.0,
+            nu_weight=1 - b2_now,
+            eps=eps,
+            eps_root=eps_root,
+            mu_scale=mu_scale,
+            gradient_scale=gradient_scale,
+            nu_scale=nu_scale,
+        )
 
     def leaf(update: jax.Array, at: engine.Leaf) -> engine.LeafProgram:
         adam: AdamScalars = at.scalars
-        mu, nu = yield from advance_moments(moments, update, at)
+        mu, nu = yield from advance_moments(update, at, mu_dtype)
         direction = mu * adam.mu_scale
-        if moments.nesterov:
+        if nesterov:
             direction = direction + adam.gradient_scale * update
         return direction / adam.denominator(nu), at.state._replace(mu=mu, nu=nu)
 
-    return engine.LeafTransform(
+    return engine.transformation(
         leaf,
         state=engine.declare(
             ScaleByAdamState,
             count=engine.Counter(),
-            mu=engine.PerParameter(moments.mu_dtype),
+            mu=engine.PerParameter(mu_dtype),
             nu=engine.PerParameter(is_real=True),
         ),
-        scalars=lambda state: moments.scalars(state.count),
+        scalars=scalars,
         given="parts",
         takes_complex=True,
         facts=of_all({"direction": "adam"}),
-        name="scale_by_adam",
     )
 
 
 def advance_moments(
-    moments: AdamMoments,
     update: jax.Array,
     at: engine.Leaf,
+    mu_dtype: jax.typing.DTypeLike | None,
 ) -> Any:
-    """The part of a leaf program that takes the moments one step further."""
+    """The part of a leaf program that takes the moments of Adam one step further."""
     adam: AdamScalars = at.scalars
     mu = adam.b1 * at.state.mu + adam.mu_weight * update
-    mu = yield engine.materialize(mu, moments.mu_dtype)
+    mu = yield engine.materialize(mu, mu_dtype)
     nu = adam.b2 * at.state.nu + adam.nu_weight * square(update)
     nu = yield engine.materialize(nu)
     return mu, nu
@@ -224,10 +196,8 @@ def bias_corrected_step_size(
         def schedule(count: jax.typing.ArrayLike) -> jax.Array:
             count = jnp.asarray(count)
             value = arguments.number_at(count, "learning_rate", rate)
-            decay = arguments.decay_rate_at(count, "b1", b1)
-            bc1 = correction_of(decay, count + 1)
-            decay = arguments.decay_rate_at(count, "b2", b2)
-            bc2 = correction_of(decay, count + 1)
+            bc1 = correction_of(arguments.decay_rate_at(count, "b1", b1), count + 1)
+            bc2 = correction_of(arguments.decay_rate_at(count, "b2", b2), count + 1)
             return value * jnp.sqrt(bc2) / bc1
 
         return schedule

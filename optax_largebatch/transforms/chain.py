@@ -59,7 +59,7 @@ def chain(*transforms: optax.GradientTransformation) -> optax.GradientTransforma
     segments: list[tuple[int, Any]] = []
     for ours, run in itertools.groupby(transforms, lambda x: bool(engine.leaf_transform_of(x))):
         links = list(run)
-        segment = chain(*links) if ours else optax.with_extra_args_support(optax.chain(*links))
+        segment = chain(*links) if ours else optax.chain(*links)
         segments.append((len(links), segment))
 
     foreign = [transform for transform in transforms if not engine.leaf_transform_of(transform)]

@@ -82,7 +82,8 @@ def add_decayed_weights(
         param = at.param
         if cautious:
             param = jnp.where(update * param >= 0, param, 0)
-        return decay.add(update, param, at.scalars, at.choice), at.state
+        decayed = update if at.choice is None else update + at.scalars[at.choice] * param
+        return decayed, at.state
 
     return engine.transformation(
         leaf,
@@ -201,18 +202,3 @@ class WeightDecay:
         """What readers of a run want to know of the decay of each leaf."""
         values = self.values.values
         return [{} if i is None else {"decay": values[i]} for i in self.choices(params)]
-
-    @staticmethod
-    def of(scalars: tuple, choice: int | None) -> Scalar:
-        """The decay of a leaf."""
-        return 0.0 if choice is None else scalars[choice]
-
-    @staticmethod
-    def add(
-        update: jax.Array,
-        param: jax.Array,
-        scalars: tuple,
-        choice: int | None,
-    ) -> jax.Array:
-        """`update + decay * param`."""
-        return update if choice is None else update + scalars[choice] * param

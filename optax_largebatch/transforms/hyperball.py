@@ -16,7 +16,7 @@ from optax_largebatch.numerics import positive, root
 from optax_largebatch.params.groups import Hyperparameter, as_grouped
 from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.masks import Mask
-from optax_largebatch.params.segments import BlockAxes, Segments
+from optax_largebatch.params.segments import Segments
 from optax_largebatch.params.stacked import NOT_STACKED, Stacked, Stacks, check_stacked
 from optax_largebatch.transforms.trust_ratio import adapted_leaves
 
@@ -166,10 +166,11 @@ def hyperball_transform(
             known = jnp.zeros_like(norm)
             sphere = given_radius
         else:
-            ball = choice.balls[0]
-            if choice.segments is not None:
-                balls = choice.segments.along_axis(jnp.array(choice.balls, norm.dtype))
-                ball = choice.segments.of_device(balls)
+            segments = choice.segments
+            lengths = 1 if segments is None else segments.lengths
+            ball = BALL_OF_ZEROS * (choice.elements * lengths) ** 0.25
+            if segments is not None:
+                ball = segments.of_device(segments.along_axis(jnp.array(ball, norm.dtype)))
             first = jnp.where(norm == 0, -ball, norm if kind == "start" else 0.0)
             known = jnp.where(state.radii == 0, first, state.radii)
             sphere = jnp.where(known == 0, norm, jnp.abs(known))
@@ -198,10 +199,11 @@ def hyperball_transform(
     def choices(leaves: Leaves) -> list[_Choice]:
         groups = rates.indices(leaves.tree)
         are_on_spheres = are_kept(leaves.tree)
-        axes = stacks.over_blocks(leaves)
-        balls = _radii_of_balls(leaves, axes)
-        segments = [of_leaf.segments for of_leaf in axes]
-        return list(map(_Choice, groups, are_on_spheres, balls, segments))
+        chosen = []
+        for index, (axes, segments) in enumerate(stacks.over_blocks(leaves)):
+            elements = leaves.elements_of_block(index, axes)
+            chosen.append(_Choice(groups[index], are_on_spheres[index], elements, segments))
+        return chosen
 
     def facts(params: optax.Params) -> list[Facts]:
         known = zip(rates.of_each(params), are_kept(params), strict=True)
@@ -234,20 +236,7 @@ class _Choice(NamedTuple):
     """The index of its learning rate."""
     is_kept: bool
     """Whether it stays on its spheres."""
-    balls: tuple[float, ...]
-    """The radius of the ball of a block of zeros; one for each segment of an axis that is cut."""
+    elements: int
+    """The number of elements of a block; if an axis is cut, of each index along it."""
     segments: Segments | None
     """The segments of an axis that are blocks."""
-
-
-def _radii_of_balls(
-    leaves: Leaves,
-    block_axes: list[BlockAxes],
-) -> list[tuple[float, ...]]:
-    """The radii of the balls of each leaf, if its blocks start at zero."""
-    radii = []
-    for index, (axes, segments) in enumerate(block_axes):
-        elements = leaves.elements_of_block(index, axes)
-        lengths = segments.lengths if segments else [1]
-        radii.append(tuple([BALL_OF_ZEROS * (elements * n) ** 0.25 for n in lengths]))
-    return radii

@@ -1,9 +1,9 @@
 """Momentum preconditioned by matrices that are learned while training."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 import functools
 import math
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,6 @@ import optax
 from optax_largebatch import engine
 from optax_largebatch.arguments import Scalar, check_dtypes, check_integer, check_numbers
 from optax_largebatch.engine.recorded_states import of_all
-from optax_largebatch.engine.requests import Materialize
 from optax_largebatch.norms import (
     accumulation_dtype,
     explicit_spec,
@@ -140,7 +139,7 @@ def scale_by_learned_matrices(
 
     def of_param(param: Any, axes: Axes) -> Matrices:
         layers = Layers.of(jnp.shape(param), axes)
-        if _kind(layers.block) != "matrix":
+        if _is_small(layers.block) or len(layers.block) == 1:
             return ()
         dtype = accumulation_dtype(jnp.result_type(param))
         matrices = []
@@ -151,9 +150,6 @@ def scale_by_learned_matrices(
 
     def identities(params: optax.Params) -> list[Matrices]:
         return list(map(of_param, jax.tree.leaves(params), stacks.axes(params)))
-
-    def zeros(params: optax.Params) -> list[Matrices]:
-        return jax.tree.map(jnp.zeros_like, identities(params))
 
     def scalars(state: ScaleByLearnedMatricesState) -> tuple[Any, ...]:
         meta_rates = tuple(rate * meta_lr_scale for rate in rates.at(state.count))
@@ -172,17 +168,16 @@ def scale_by_learned_matrices(
         layers, sharding, index = at.choice
         state: ScaleByLearnedMatricesState = at.state
         mu = yield engine.materialize(b1 * state.mu + (1 - b1) * update, mu_dtype)
-        kind = _kind(layers.block)
-        if kind == "small":
+        if _is_small(layers.block):
             (rms,) = yield engine.block_rms(update)
             nu = b2 * state.nu + (1 - b2) * jnp.square(rms)
             nu, length = yield engine.hoist(nu, root(nu * (1 / correction)) + eps)
             return quotient(mu, length), state._replace(mu=mu, nu=nu)
         direction = mu
-        state = state._replace(mu=mu, matrices=(), covariances=())
-        if kind == "matrix":
+        state = state._replace(mu=mu)
+        if state.matrices:
             learned = functools.partial(meta_update, rate=meta_rates[index], decay=b2)
-            old = at.state.matrices, at.state.covariances
+            old = state.matrices, state.covariances
 
             # A product along an axis needs all of it, so every device works on the whole.
             def whole(x: jax.Array) -> jax.Array:
@@ -191,8 +186,10 @@ def scale_by_learned_matrices(
             def new() -> Any:
                 return layers.each(learned)(whole(update), whole(at.state.mu), *old)
 
-            learnt = jax.lax.cond(learns, new, lambda: old)
-            matrices, covariances = yield from _stored(learnt)
+            arrays, structure = jax.tree.flatten(jax.lax.cond(learns, new, lambda: old))
+            for k, array in enumerate(arrays):
+                arrays[k] = yield engine.materialize(array)
+            matrices, covariances = structure.unflatten(arrays)
             state = state._replace(matrices=matrices, covariances=covariances)
             products = layers.each(product)(matrices, whole(mu))
             direction = sharding.local_shard(layers.back(products))
@@ -213,7 +210,9 @@ def scale_by_learned_matrices(
             mu=engine.PerParameter(mu_dtype),
             nu=engine.NumberPerBlock(),
             matrices=engine.PerAxis(identities),
-            covariances=engine.PerAxis(zeros),
+            covariances=engine.PerAxis(
+                lambda params: jax.tree.map(jnp.zeros_like, identities(params))
+            ),
         ),
         scalars=scalars,
         choices=choices,
@@ -223,19 +222,9 @@ def scale_by_learned_matrices(
     )
 
 
-def _kind(block: Shape) -> Literal["small", "plain", "matrix"]:
-    """The treatment of a block of this shape, axes of length 1 left out."""
-    if math.prod(block) <= 5:
-        return "small"
-    return "plain" if len(block) == 1 else "matrix"
-
-
-def _stored(tree: Any) -> Generator[Materialize, Any, Any]:
-    """The part of a leaf program that stores all arrays of a tree."""
-    arrays, structure = jax.tree.flatten(tree)
-    for k, array in enumerate(arrays):
-        arrays[k] = yield engine.materialize(array)
-    return structure.unflatten(arrays)
+def _is_small(block: Shape) -> bool:
+    """Whether a block of this shape has so few elements that they share a second moment."""
+    return math.prod(block) <= 5
 
 
 # How the matrices of one block learn. The matrices L_k of its axes, or the vectors of their

@@ -109,9 +109,7 @@ def clip_by_median_norm(
             weight = rms
             (rms,) = yield engine.hoist(jnp.where(is_measured, now, rms))
         (norm,) = yield engine.global_norm(weight * update)
-        has_begun = count > 0
-        norms = at.state.norms.at[count % window].set(norm)
-        norms = jnp.where(has_begun, norms, 0)
+        norms = at.state.norms.at[count % window].set(jnp.where(count > 0, norm, 0))
         threshold = _threshold(count, clipping_scale, norms, at.state.threshold)
         (factor,) = yield engine.hoist(threshold / jnp.maximum(norm, threshold))
         clipped = jnp.where(factor > 0, factor * update, 0)  # a norm of NaN makes a factor of NaN
@@ -136,7 +134,7 @@ def clip_by_median_norm(
 
 def _dtype(params: optax.Params) -> jnp.dtype:
     """The dtype of a norm of all parameters."""
-    return accumulation_dtype(*(jnp.result_type(leaf) for leaf in jax.tree.leaves(params)))
+    return accumulation_dtype(*map(jnp.result_type, jax.tree.leaves(params)))
 
 
 def _threshold(

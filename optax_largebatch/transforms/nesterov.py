@@ -9,12 +9,7 @@ from optax_largebatch import engine
 from optax_largebatch.arguments import Scalar, check_choice, without_nu_dtype
 from optax_largebatch.params.groups import Hyperparameter, as_grouped
 from optax_largebatch.params.leaves import Leaves
-from optax_largebatch.transforms.adam import (
-    AdamMoments,
-    ScaleByAdamState,
-    adam_transform,
-    advance_moments,
-)
+from optax_largebatch.transforms.adam import ScaleByAdamState, advance_moments, scale_by_adam
 from optax_largebatch.transforms.chain import given_of, leaf_transform
 
 
@@ -96,25 +91,31 @@ def nesterov_split(
         Zheng et al., *Accelerated Large Batch Optimization of BERT Pretraining in 54 minutes*,
         arXiv 2006.13484, Algorithm 2, lines 9 to 14.
     """
-    moments = AdamMoments(b1, b2, eps, 0.0, bias_correction, grad_averaging, mu_dtype)
-    moments.check()
     check_choice("bias_correction", bias_correction, ("full", "none"))
     check_choice("order", order, ("simultaneous", "sequential"))
     rates = as_grouped("learning_rate", learning_rate)
     branch = leaf_transform(inner, "inner")
-    adam = adam_transform(moments)
+    adam = leaf_transform(
+        scale_by_adam(
+            b1,
+            b2,
+            eps,
+            mu_dtype=mu_dtype,
+            bias_correction=bias_correction,
+            grad_averaging=grad_averaging,
+        )
+    )
 
     def scalars(state: NesterovSplitState) -> tuple[Any, ...]:
         of_branches = map(branch.scalars, (state.momentum_branch, state.gradient_branch))
-        count = state.moments.count
-        return moments.scalars(count), *of_branches, rates.at(count)
+        return adam.scalars(state.moments), *of_branches, rates.at(state.moments.count)
 
     def leaf(update: jax.Array, at: engine.Leaf) -> engine.LeafProgram:
         adam_scalars, of_momentum, of_gradient, rates = at.scalars
         choice, rate_index = at.choice
         state: NesterovSplitState = at.state
         mu, nu = yield from advance_moments(
-            moments, update, at._replace(state=state.moments, scalars=adam_scalars)
+            update, at._replace(state=state.moments, scalars=adam_scalars), mu_dtype
         )
         inverse = 1 / adam_scalars.denominator(nu)  # the division takes longest of all
         of_branch = at._replace(choice=choice)

@@ -272,18 +272,18 @@ def scale_by_lars(
     def leaf(gradient: jax.Array, at: engine.Leaf) -> engine.LeafProgram:
         (coefficient, eps, bounds, limit), decays, rates = at.scalars
         decay_index, is_adapted, rate_index = at.choice
-        clipped = gradient if limit is None else jnp.clip(gradient, -limit, limit)
-        update = decay.add(clipped, at.param, decays, decay_index)
+        wd = 0.0 if decay_index is None else decays[decay_index]
+        update = gradient if limit is None else jnp.clip(gradient, -limit, limit)
+        if decay_index is not None:
+            update = update + wd * at.param
         if not is_adapted:
             return update, at.state._replace(trust_ratios=1.0)
 
         direction = update if denominator == "update" else gradient
         param_norm, norm = yield engine.block_norms(at.param, direction)
-        wd = decay.of(decays, decay_index)
         if denominator == "squares":
             squares = jnp.square(norm) + wd * jnp.square(param_norm) + eps
-            quotient = root(jnp.square(param_norm) / positive(squares))
-            ratio = trust_ratio(quotient, jnp.ones_like(quotient), coefficient, bounds)
+            ratio = clip(coefficient * root(jnp.square(param_norm) / positive(squares)), bounds)
         else:
             length = norm + eps if denominator == "update" else norm + wd * param_norm + eps
             ratio = trust_ratio(param_norm, length, coefficient, bounds)

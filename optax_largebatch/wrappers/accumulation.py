@@ -16,7 +16,7 @@ from optax_largebatch.numerics import zeros_like
 from optax_largebatch.params.leaves import Leaves, gradients_of, leaves_of
 from optax_largebatch.params.paths import leaf_names
 from optax_largebatch.params.placement import replicated
-from optax_largebatch.params.stacked import Stacked, Stacks, check_stacked
+from optax_largebatch.params.stacked import Stacks, check_stacked
 from optax_largebatch.transforms.noise.small_batches import (
     Gradients,
     SmallBatches,
@@ -57,6 +57,8 @@ class AccumulateGradientsState(NamedTuple):
 
 
 _ACCUMULATING = (AccumulateGradientsState, optax.MultiStepsState)
+"""States that count micro-batches, and take a step after several."""
+
 _SAY_IF_MOVED = (*_ACCUMULATING, SkipBadStepsState, DynamicLossScaleState)
 """States that know whether the last call moved the parameters."""
 
@@ -197,90 +199,59 @@ def accumulate_gradients(
         next_step = jnp.asarray(optax.safe_increment(state.macro_step))
         if every == 1 and examples is None:  # the gradient is its own mean, and nothing is summed
             new, inner_state = inner_step(gradients)
-            state = state._replace(macro_step=next_step, inner_state=inner_state)
-            return leaves.rebuild(new), state
+            return leaves.rebuild(new), state._replace(
+                macro_step=next_step, inner_state=inner_state
+            )
 
-        batch = _added(leaves, gradients, state, every, examples, flush)
+        weight = jnp.asarray(1 if examples is None else examples, state.examples.dtype)
+        total = state.examples + weight
+        wanted = _micro_batches(every, state.macro_step)
+        complete = ((state.micro_step + 1 >= wanted) | flush) & (total > 0)
+        sums = []
+        before = leaves.alike("the state's accumulator", state.accumulator)
+        for gradient, old in zip(gradients, before, strict=True):
+            part = gradient.astype(old.dtype)
+            if examples is not None:
+                part = jnp.where(weight > 0, weight.astype(part.dtype) * part, 0)
+            sums.append(jnp.where(state.examples > 0, old, 0) + part)
+
         small = state.small_batches
         if small_batches:
             measured = state.macro_step % int(small_batches) == 0  # True is each
-            small, of_mean = _measured(batch, stacks, small, measured)
+            square_norms = functools.partial(block_square_norms, leaves, stacks)
+            (of_batch,) = square_norms(measured, Gradients(gradients))
+            # Taken here from the sum, which lies in memory anyway: a step may overwrite it.
+            (of_sum,) = square_norms(measured & complete, Gradients(sums))
+            small = small.with_part(of_batch, jnp.where(measured, weight, 0))
+            of_mean = of_sum / jnp.square(jnp.where(complete, total, 1))
             extra_args["small_batches"] = small._replace(square_norms_of_mean=of_mean)
+
         new, sums, inner_state = _step_or_wait(
-            batch, inner_step, state.inner_state, keep_sums=bool(small_batches)
+            leaves,
+            sums,
+            total,
+            complete,
+            inner_step,
+            state.inner_state,
+            keep_sums=bool(small_batches),
         )
         return leaves.rebuild(new), AccumulateGradientsState(
-            micro_step=jnp.where(batch.complete, 0, state.micro_step + 1),
-            macro_step=jnp.where(batch.complete, next_step, state.macro_step),
-            examples=jnp.where(batch.complete, 0, batch.total),
+            micro_step=jnp.where(complete, 0, state.micro_step + 1),
+            macro_step=jnp.where(complete, next_step, state.macro_step),
+            examples=jnp.where(complete, 0, total),
             accumulator=leaves.rebuild(sums),
-            small_batches=jax.tree.map(lambda x: jnp.where(batch.complete, 0, x), small),
+            small_batches=jax.tree.map(lambda x: jnp.where(complete, 0, x), small),
             inner_state=inner_state,
         )
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-class _MicroBatch(NamedTuple):
-    """A micro-batch, added to those before it."""
-
-    leaves: Leaves
-    gradients: list[Any]
-    sums: list[Any]
-    """The sums of the gradients of the macro-batch so far."""
-    weight: jax.Array
-    """The number of examples in the micro-batch."""
-    total: jax.Array
-    """The number of examples in the macro-batch so far."""
-    complete: jax.Array
-    """Whether the macro-batch is complete."""
-
-    @property
-    def divisor(self) -> jax.Array:
-        """What makes a mean of the sum of a complete macro-batch, and leaves others as they are."""
-        return jnp.where(self.complete, self.total, 1)
-
-
-def _added(
-    leaves: Leaves,
-    gradients: list[Any],
-    state: Any,
-    every: Any,
-    examples: Any,
-    flush: Any,
-) -> _MicroBatch:
-    """The micro-batch with its gradients added to the sums of the state."""
-    weight = jnp.asarray(1 if examples is None else examples, state.examples.dtype)
-    total = state.examples + weight
-    wanted = _micro_batches(every, state.macro_step)
-    complete = ((state.micro_step + 1 >= wanted) | flush) & (total > 0)
-    sums = []
-    before = leaves.alike("the state's accumulator", state.accumulator)
-    for gradient, old in zip(gradients, before, strict=True):
-        part = gradient.astype(old.dtype)
-        if examples is not None:
-            part = jnp.where(weight > 0, weight.astype(part.dtype) * part, 0)
-        sums.append(jnp.where(state.examples > 0, old, 0) + part)
-    return _MicroBatch(leaves, gradients, sums, weight, total, complete)
-
-
-def _measured(
-    batch: _MicroBatch,
-    stacks: Stacked,
-    small: SmallBatches,
-    measured: jax.Array,
-) -> tuple[SmallBatches, jax.Array]:
-    """The norms of the gradients with those of a micro-batch, and those of the mean."""
-    square_norms = functools.partial(block_square_norms, batch.leaves, stacks)
-    (of_batch,) = square_norms(measured, Gradients(batch.gradients))
-    # Taken here from the sum, which lies in memory anyway: a step may overwrite it.
-    (of_sum,) = square_norms(measured & batch.complete, Gradients(batch.sums))
-    small = small.with_part(of_batch, jnp.where(measured, batch.weight, 0))
-    return small, of_sum / jnp.square(batch.divisor)
-
-
 def _step_or_wait(
-    batch: _MicroBatch,
+    leaves: Leaves,
+    sums: list[Any],
+    examples: jax.Array,
+    complete: jax.Array,
     inner_step: Callable[[list[Any]], Any],
     inner_state: Any,
     keep_sums: bool,
@@ -291,7 +262,10 @@ def _step_or_wait(
     memory of the sum, which is no longer needed then.
 
     Args:
-        batch: the last micro-batch.
+        leaves: the parameters.
+        sums: the sums of their gradients so far.
+        examples: how many are in the sums.
+        complete: whether the macro-batch is complete.
         inner_step: a step with the means.
         inner_state: the state of `inner`.
         keep_sums: whether the sums have another reader.
@@ -299,18 +273,18 @@ def _step_or_wait(
     Returns:
         The updates, the sums for the next micro-batch and the new state of `inner`.
     """
-    leaves = batch.leaves
 
     def is_mean(total: jax.Array) -> bool:
         """Whether the last sum is written as the mean: a wide one, if it has no other reader."""
         return not keep_sums and total.dtype == dtype_like(total.dtype)
 
-    sums = [x / batch.divisor.astype(x.dtype) if is_mean(x) else x for x in batch.sums]
+    for index, total in enumerate(sums):
+        if is_mean(total):
+            sums[index] = total / jnp.where(complete, examples, 1).astype(total.dtype)
 
     def dtype_of_result(total: jax.Array, param: jax.Array) -> jnp.dtype:
-        """The dtype of the sum, if it holds all numbers of the parameter."""
-        holds_all = jnp.finfo(total.dtype).bits > jnp.finfo(param.dtype).bits
-        return total.dtype if holds_all else param.dtype
+        """The wider dtype of both; that of the parameter if they are as wide."""
+        return max(param.dtype, total.dtype, key=lambda dtype: jnp.finfo(dtype).bits)
 
     dtypes = leaves.map(dtype_of_result, sums)
 
@@ -321,15 +295,15 @@ def _step_or_wait(
         if is_mean(total):
             return total
         dtype = dtype_like(total.dtype)
-        return total.astype(dtype) / batch.total.astype(dtype)
+        return total.astype(dtype) / examples.astype(dtype)
 
     def step() -> tuple[list[Any], optax.OptState]:
         new, new_state = inner_step(list(map(mean, sums)))
         return cast(new), new_state
 
-    results, new_state = switch(batch.complete, step, lambda: (cast(sums), inner_state))
+    results, new_state = switch(complete, step, lambda: (cast(sums), inner_state))
     updates = leaves.map(
-        lambda x, param: jnp.where(batch.complete, x, 0).astype(param.dtype),
+        lambda x, param: jnp.where(complete, x, 0).astype(param.dtype),
         results,
     )
     sums = [new if new.dtype == old.dtype else old for new, old in zip(results, sums, strict=True)]
@@ -365,7 +339,7 @@ def has_updated(state: optax.OptState) -> jax.Array:
         True 1
         False 1
     """
-    if (number := len(accumulating(state))) != 1:
+    if (number := len(_inside(state, _ACCUMULATING))) != 1:
         raise ValueError(
             f"state must hold one state of accumulate_gradients, got {number} of them in a "
             f"{type(state).__name__}. Pass the state of the optimizer as `update` returned it."
@@ -380,7 +354,7 @@ def has_moved(state: optax.OptState) -> jax.Array:
     there are any. It is enough if one of them has moved its parameters.
     """
     wrappers = _inside(state, _SAY_IF_MOVED)
-    wrappers = [node for node in wrappers if accumulating(node)] or wrappers
+    wrappers = [node for node in wrappers if _inside(node, _ACCUMULATING)] or wrappers
     if not wrappers:
         return jnp.ones([], bool)
     return functools.reduce(jnp.logical_or, map(_has_moved_inside, wrappers))
@@ -389,16 +363,10 @@ def has_moved(state: optax.OptState) -> jax.Array:
 def _has_moved_inside(wrapper: Any) -> jax.Array:
     """Whether the last call of a wrapper moved its parameters."""
     if isinstance(wrapper, SkipBadStepsState | DynamicLossScaleState):
-        return ~wrapper.left_out & has_moved(wrapper.inner_state)
-    is_ours = isinstance(wrapper, AccumulateGradientsState)
-    inner_state = wrapper.inner_state if is_ours else wrapper.inner_opt_state
-    is_complete = (wrapper.mini_step == 0) & (wrapper.gradient_step > 0)
-    return is_complete & has_moved(inner_state)
-
-
-def accumulating(state: optax.OptState) -> list[Any]:
-    """The states in a state that count micro-batches, whose step comes after several."""
-    return _inside(state, _ACCUMULATING)
+        takes_step = ~wrapper.left_out
+    else:
+        takes_step = (wrapper.mini_step == 0) & (wrapper.gradient_step > 0)
+    return takes_step & has_moved(tuple(wrapper))  # one of its fields is the state inside
 
 
 def _inside(state: optax.OptState, kinds: tuple[type[Any], ...]) -> list[Any]:

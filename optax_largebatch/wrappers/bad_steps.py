@@ -127,9 +127,8 @@ def skip_bad_steps(
 
     def init(params: optax.Params) -> SkipBadStepsState:
         leaves_of("params", params)
-        values = jnp.zeros(window, jnp.float32)
-        seen, skipped, in_a_row = [jnp.zeros([], jnp.int32) for _ in range(3)]
-        numbers = values, seen, skipped, in_a_row, jnp.zeros([], bool)
+        counters = [jnp.zeros([], jnp.int32) for _ in range(3)]
+        numbers = [jnp.zeros(window, jnp.float32), *counters, jnp.zeros([], bool)]
         return SkipBadStepsState(*replicated(numbers, params), inner_state=inner.init(params))
 
     def update(

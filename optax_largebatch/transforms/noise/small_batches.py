@@ -49,7 +49,7 @@ class SmallBatches(NamedTuple):
             )
         filled = examples > 0
         total = self.examples + examples
-        share = jnp.where(filled, examples / jnp.where(filled, total, 1), 0)
+        share = examples / jnp.where(filled, total, 1)
         further = jnp.where(filled, share * (square_norms - self.square_norms), 0)
         return self._replace(
             square_norms=self.square_norms + further,

@@ -21,7 +21,7 @@ class Published(NamedTuple):
     """Coefficients as they were published."""
 
     coefficients: Coefficients
-    steps: int
+    steps: int = 5
     """The default number of iterations."""
     begins_again: bool = False
     """Whether the iterations after the last begin again from the first; otherwise the last one is
@@ -36,7 +36,7 @@ class Published(NamedTuple):
 
 
 PUBLISHED = {
-    "standard": Published((STANDARD,), steps=5),
+    "standard": Published((STANDARD,)),
     "dion": Published(
         (
             (4.0848, -6.8946, 2.9270),
@@ -45,7 +45,6 @@ PUBLISHED = {
             (2.8769, -3.1427, 1.2046),
             (2.8366, -3.0525, 1.2012),
         ),
-        steps=5,
         begins_again=True,
     ),
     "polar_express": Published(
@@ -59,7 +58,6 @@ PUBLISHED = {
             (1.8564, -1.2132, 0.3568),
             (1.8750, -1.2500, 0.3750),
         ),
-        steps=5,
     ),
     "polar_express_raw": Published(
         (
@@ -69,7 +67,6 @@ PUBLISHED = {
             (3.3184196573706015, -2.488488024314874, 0.51004894012372),
             (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
         ),
-        steps=5,
     ),
     "cans": Published(
         (
@@ -79,7 +76,6 @@ PUBLISHED = {
             (3.2866, -2.4647, 0.5074),
             (2.2737, -1.6447, 0.4162),
         ),
-        steps=5,
     ),
     "cubic": Published(
         (
@@ -89,7 +85,6 @@ PUBLISHED = {
             (2.4418906, -1.2764040, 0.0),
             (2.2230472, -0.9630650, 0.0),
         ),
-        steps=5,
         begins_again=True,
     ),
     "aol": Published(
@@ -135,7 +130,7 @@ def checked_coefficients(ns_coeffs: Any, ns_steps: Any) -> Coefficients:
             raise ValueError(f"ns_coeffs must be {allowed}; got {ns_coeffs!r}.")
         return PUBLISHED[ns_coeffs].of(ns_steps)
     if _is_triple(ns_coeffs):
-        return Published((_triple(ns_coeffs),), steps=5).of(ns_steps)
+        return Published((_triple(ns_coeffs),)).of(ns_steps)
     if isinstance(ns_coeffs, Sequence) and ns_coeffs and all(map(_is_triple, ns_coeffs)):
         number = len(ns_coeffs)
         if ns_steps not in (None, number):

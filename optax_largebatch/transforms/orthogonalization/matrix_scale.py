@@ -1,6 +1,5 @@
 """A factor for each matrix, from its shape."""
 
-from collections.abc import Callable
 from typing import Literal, get_args
 
 import jax
@@ -8,19 +7,11 @@ import optax
 
 from optax_largebatch import engine
 from optax_largebatch.arguments import Scalar, check_choice, check_optional_number, renamed
-from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.matrix_axes import MatrixAxes, check_axes
 from optax_largebatch.params.stacked import Stacks
 
 ShapeFactor = Literal["jordan", "spectral_norm", "none"]
 """The factor of a matrix where its root mean square is not given."""
-
-_SQUARES: dict[ShapeFactor, Callable[[float], float]] = {
-    "jordan": lambda ratio: max(1.0, ratio),
-    "spectral_norm": lambda ratio: ratio,
-    "none": lambda ratio: 1.0,
-}
-"""The squares of these factors, by the ratio of columns to rows."""
 
 
 @renamed("weight_dimension_numbers", "matrix_axes")
@@ -86,13 +77,12 @@ def scale_by_matrix_shape(
     # Unequal matrices have a factor for each index of an axis, and a tile has a piece of the axis.
     may_be_unequal = any(callable(x) or "+" in str(x) for x in jax.tree.leaves(matrix_axes))
 
-    def choices(leaves: Leaves) -> list[engine.Matrices]:
-        return axes.matrices(leaves, "scale_by_matrix_shape")
-
     def factor(rows: int, columns: int) -> float:
         if consistent_rms is not None:
             return max(rows, columns) ** 0.5
-        return _SQUARES[shape_factor](columns / max(rows, 1)) ** 0.5
+        ratio = columns / max(rows, 1)
+        squares = {"jordan": max(1.0, ratio), "spectral_norm": ratio, "none": 1.0}
+        return squares[shape_factor] ** 0.5
 
     def leaf(
         update: jax.Array,
@@ -104,7 +94,7 @@ def scale_by_matrix_shape(
     return engine.transformation(
         leaf,
         scalars=lambda state: 1.0 if consistent_rms is None else consistent_rms,
-        choices=choices,
+        choices=lambda leaves: axes.matrices(leaves, "scale_by_matrix_shape"),
         given="shards" if may_be_unequal else "parts",
         takes_complex=True,
     )

@@ -72,9 +72,10 @@ def newton_schulz(
         group: devices that share the matrix, which lies on its long side; each has some columns.
     """
     if preconditioning == "spectral":
-        norm = _spectral_norm(matrix)
+        norm = jnp.linalg.norm(cast(matrix), ord=2)  # the largest singular value
     else:
-        norm = root(group.sum(sum_of_squares(matrix))).astype(eps.dtype)
+        norm = root(group.sum(sum_of_squares(matrix)))
+    norm = norm.astype(eps.dtype)
     divisor = positive(jnp.maximum(norm, eps) if eps_is_floor else norm + eps)
     x = cast(matrix / (START * divisor), dtype or matrix.dtype)
     is_high = group.size == 1 and x.shape[0] > x.shape[1]
@@ -85,8 +86,10 @@ def newton_schulz(
 
     gram = product(x)
     if preconditioning in ("aol", "schatten"):
-        sums_of_rows = jnp.sum(jnp.abs(gram), axis=-1)
-        divisor = sums_of_rows if preconditioning == "aol" else _frobenius_norm(gram)
+        if preconditioning == "aol":
+            divisor = jnp.sum(jnp.abs(gram), axis=-1)
+        else:
+            divisor = root(sum_of_squares(gram)).astype(gram.real.dtype)
         # The matrix was divided by its norm first, or its product would vanish where it is small.
         inverse = jax.lax.rsqrt(positive(divisor)) / START
         inverse = jnp.broadcast_to(inverse, gram.shape[:1])
@@ -120,12 +123,3 @@ def newton_schulz(
         if k + 1 < len(coefficients):
             gram = product(x)
     return (scale * x).astype(matrix.dtype)
-
-
-def _frobenius_norm(x: jax.Array) -> jax.Array:
-    return root(sum_of_squares(x)).astype(x.real.dtype)
-
-
-def _spectral_norm(x: jax.Array) -> jax.Array:
-    """The largest singular value."""
-    return jnp.linalg.norm(cast(x), ord=2).astype(x.real.dtype)

@@ -31,19 +31,6 @@ class OrthogonalizeMomentumState(NamedTuple):
     """Running means or sums of the gradients, like the parameters."""
 
 
-class _Scalars(NamedTuple):
-    """The numbers of one step."""
-
-    beta: Any
-    mu_weight: Any
-    """The weight of the gradient in the momentum."""
-    momentum: Any
-    """The weight of the momentum in the direction."""
-    gradient: Any
-    """The weight of the gradient in the direction."""
-    eps: Any
-
-
 @renamed("weight_dimension_numbers", "matrix_axes")
 def orthogonalize_momentum(
     beta: Scalar | optax.Schedule = 0.95,
@@ -196,7 +183,8 @@ def orthogonalize_momentum(
             raise ValueError("adaptive must be False with matrix_axes that cut an axis, got True.")
         return matrices
 
-    def scalars(state: OrthogonalizeMomentumState) -> _Scalars:
+    def scalars(state: OrthogonalizeMomentumState) -> tuple[Any, ...]:
+        """The decay; the gradient's weight in the momentum; both weights in the direction; eps."""
         decay = arguments.decay_rate_at(state.count, "beta", beta)
         mu_weight = 1 - decay if grad_averaging else 1.0
         if bias_correction == "none":
@@ -204,17 +192,17 @@ def orthogonalize_momentum(
         else:
             of_mean, of_gradient = momentum_weights(decay, state.count + 1, nesterov)
             weights = of_mean, of_gradient if grad_averaging else of_gradient / (1 - decay)
-        return _Scalars(decay, mu_weight, *weights, eps)
+        return decay, mu_weight, *weights, eps
 
     def leaf(update: jax.Array, at: engine.Leaf) -> engine.LeafProgram:
-        step: _Scalars = at.scalars
-        mu = step.beta * at.state.mu + step.mu_weight * update
+        beta, mu_weight, of_momentum, of_gradient, eps = at.scalars
+        mu = beta * at.state.mu + mu_weight * update
         mu = yield engine.materialize(mu, mu_dtype)
-        direction = step.momentum * mu
+        direction = of_momentum * mu
         if nesterov:
-            direction = direction + step.gradient * update
+            direction = direction + of_gradient * update
         orthogonal_parts = yield engine.each_matrix(
-            orthogonal, direction, at.choice, step.eps, dtype=sent_dtype, splits=splits
+            orthogonal, direction, at.choice, eps, dtype=sent_dtype, splits=splits
         )
         if adaptive:
             terms = inner_terms(direction, orthogonal_parts)

@@ -128,18 +128,9 @@ def scale_by_factored_parameter_rms(
             if size > 2 * length:  # a mean for each slice
                 kept = tuple(sorted((*stacked, axis)))
                 elements = size // length
-
-            def squares(
-                eps: Any,
-                param: jax.Array,
-                *here: jax.Array,
-                kept: Any = kept,
-            ) -> Any:
-                sizes = jnp.maximum(jnp.abs(param), eps)
-                return sum_of_squares(sizes / product(here), kept)
-
-            here = map(sharding.local_shard, factors)
-            of_device = _zeros_unless(fits, squares, eps, at.param, *here)
+            here = list(map(sharding.local_shard, factors))
+            squares = functools.partial(_squares, at.param, eps, here, kept)
+            of_device = _zeros_unless(fits, squares, is_on_a_mesh((at.param, here)))
             (whole,) = yield engine.sums_over_devices(sharding.placed(of_device, kept))
             rms = root(whole / elements)
             factor = factors[position]
@@ -171,10 +162,20 @@ def product(factors: Sequence[jax.Array]) -> jax.Array:
     return functools.reduce(jnp.multiply, factors)
 
 
+def _squares(
+    param: jax.Array,
+    eps: Any,
+    factors: Sequence[jax.Array],
+    kept: Axes,
+) -> jax.Array:
+    """The sums of the squares of sizes over estimated sizes."""
+    return sum_of_squares(jnp.maximum(jnp.abs(param), eps) / product(factors), kept)
+
+
 def _zeros_unless(
     needed: jax.Array,
-    function: Callable[..., jax.Array],
-    *arrays: jax.Array,
+    function: Callable[[], jax.Array],
+    on_a_mesh: bool,
 ) -> jax.Array:
     """The result of a function if it is needed, otherwise zeros.
 
@@ -182,13 +183,13 @@ def _zeros_unless(
     time makes a GPU wait for its host, and keeps sums from travelling together.
     """
 
-    def chosen(needed: jax.Array, *arrays: jax.Array) -> jax.Array:
-        return jax.lax.cond(needed, function, lambda *_: jnp.zeros(kind.shape, kind.dtype), *arrays)
+    def chosen() -> jax.Array:
+        return jax.lax.cond(needed, function, lambda: jnp.zeros(kind.shape, kind.dtype))
 
-    def masked(needed: jax.Array, *arrays: jax.Array) -> jax.Array:
-        return jnp.where(needed, function(*arrays), 0)
+    def masked() -> jax.Array:
+        return jnp.where(needed, function(), 0)
 
-    if is_on_a_mesh(arrays):
-        return masked(needed, *arrays)
-    kind = jax.eval_shape(function, *arrays)
-    return jax.lax.platform_dependent(needed, *arrays, cpu=chosen, default=masked)
+    if on_a_mesh:
+        return masked()
+    kind = jax.eval_shape(function)
+    return jax.lax.platform_dependent(cpu=chosen, default=masked)

@@ -8,7 +8,7 @@ import optax
 
 from optax_largebatch import arguments, engine
 from optax_largebatch.arguments import Bounds, Scalar
-from optax_largebatch.engine.requests import Request, Statistic
+from optax_largebatch.engine.requests import in_one_round
 from optax_largebatch.numerics import bias_correction, quotient, root
 from optax_largebatch.params.groups import Hyperparameter, as_grouped
 from optax_largebatch.params.leaves import Leaves
@@ -132,10 +132,10 @@ def learn_log_scale(
         mu_decay, mu_weight, nu_decay, nu_weight = decays
         starts = phase == 0
         ends = phase == period - 1
-        statistics = [Statistic(at.param * update, "sum")]
+        requests = [engine.block_sums(at.param * update)]
         if rms_bounds is not None:
-            statistics.append(Statistic(at.param, "rms"))
-        derivative, *rms = yield Request(tuple(statistics))
+            requests.append(engine.block_rms(at.param))
+        derivative, *rms = yield in_one_round(*requests)
         total = jnp.where(starts, 0, at.state.total) + derivative
         squares = jnp.where(starts, 0, at.state.total_of_squares) + jnp.square(derivative)
         mu = mu_decay * at.state.mu + mu_weight * total / period
