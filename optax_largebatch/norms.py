@@ -157,7 +157,7 @@ def over_shards(
     """
     whole = list(sums)
     # Not in the order of a set, which differs between the processes of one run.
-    for between in dict.fromkeys(split.between for split in splits):
+    for between in dict.fromkeys([split.between for split in splits]):
         alike = [k for k, x in enumerate(splits) if x.within and x.between == between]
         if not alike:
             continue

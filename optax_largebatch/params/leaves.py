@@ -87,8 +87,9 @@ class Leaves:
         Raises:
             ValueError: the type of a stacked leaf says that it is split, but not along which axis.
         """
-        if self.specs is None and not kept:
-            return norms.Split(within=norms.varying_axes(self.arrays[index]))
+        varying = norms.varying_axes(self.arrays[index])
+        if self.specs is None and not (kept and varying):
+            return norms.Split(within=varying)
         if self.mesh is not None:  # arrays are whole
             return norms.Split()
         names = self.sharding(index, f"sums are taken along all axes but {kept}").mesh_axes
@@ -130,6 +131,8 @@ class Leaves:
                 "not say along which of its axes. Call optimizer.update(grads, state, params, "
                 "partition_specs=specs) with the specs that shard_map has for the parameters."
             )
+        if self.specs is None:
+            return LeafSharding(array.shape, ((),) * array.ndim)
         names = tuple(self.axes_along(index, axis) for axis in range(array.ndim))
         here = names if self.mesh is None else ((),) * array.ndim
         lengths = map(norms.devices_along, here)

@@ -41,9 +41,11 @@ class ParamAxes(NamedTuple):
 
     def are_matrices(self, params: Any, mask: Mask) -> list[bool]:
         """Whether each parameter is a matrix, or stacks matrices, and `matrix_mask` chooses it."""
+        are_matrices = [block.sides is not None for block in self.blocks(params)]
+        if mask is None:  # the rest is looked up in each step that is traced
+            return are_matrices
         chosen = select_leaves("matrix_mask", mask, self.stacked.blocks(params))
-        blocks = zip(chosen, self.blocks(params), strict=True)
-        return [flag and block.sides is not None for flag, block in blocks]
+        return [flag and is_matrix for flag, is_matrix in zip(chosen, are_matrices, strict=True)]
 
     def matrices(self, leaves: Leaves, who: str) -> list[Matrices]:
         """The matrices of each parameter.

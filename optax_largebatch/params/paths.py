@@ -101,7 +101,7 @@ def is_function(node: Any) -> TypeGuard[Callable[..., Any]]:
 
 def wraps_one_array(node: Any) -> bool:
     """Whether a node is there for one array alone: a box of Flax, or a named array of Haliax."""
-    if jax.tree_util.all_leaves([node]):
+    if isinstance(node, dict | list | tuple) or jax.tree_util.all_leaves([node]):
         return False
     children = inside(node)
     if len(children) != 1:

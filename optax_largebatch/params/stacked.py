@@ -191,11 +191,12 @@ def check_stacked(
 
 def have_several_elements(leaves: Leaves, stacked: Stacked) -> list[bool]:
     """Whether the blocks of each leaf have several elements; the size of one means nothing."""
-    blocks = map(np.size, jax.tree.leaves(stacked.blocks(leaves.tree)))
-    pairs = zip(blocks, stacked.axes(leaves.tree), strict=True)
+    axes = stacked.axes(leaves.tree)
+    pairs = zip(map(_block, leaves.arrays, axes), axes, strict=True)
+    # Most leaves are told by what is here; how they are split may not be known.
     return [
-        size > 1 or leaves.elements_of_block(index, stack) > 1
-        for index, (size, stack) in enumerate(pairs)
+        block.size > 1 or leaves.elements_of_block(index, stack) > 1
+        for index, (block, stack) in enumerate(pairs)
     ]
 
 

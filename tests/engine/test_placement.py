@@ -120,8 +120,7 @@ def test_several_devices_share_the_leaves(said_by):
     assert " all-gather(" not in program
 
 
-def ways(monkeypatch):
-    """Notes in which way sums are taken while programs are lowered."""
+def test_a_step_is_traced_for_the_place_alone_and_once(monkeypatch):
     seen = []
 
     def noting(*given):
@@ -130,23 +129,10 @@ def ways(monkeypatch):
 
     noting_cpu = dataclasses.replace(ONE_CPU, sums=noting)
     monkeypatch.setitem(execution_plans.ON_ONE_DEVICE, "cpu", noting_cpu)
-    return seen
-
-
-def test_a_step_is_traced_for_the_place_alone(monkeypatch):
-    seen = ways(monkeypatch)
     optimizer = lb.lamb(1e-3)
     params = {"kernel": jnp.ones((4, 4))}
     lowered(optimizer, params, "tpu")
     assert not seen
-    lowered(optimizer, params, "cpu")
-    assert seen
-
-
-def test_updates_without_jit_are_compiled_once(monkeypatch):
-    seen = ways(monkeypatch)
-    optimizer = lb.lamb(1e-3)
-    params = {"kernel": jnp.ones((4, 4))}
     state = optimizer.init(params)
     for _ in range(3):
         _, state = optimizer.update(params, state, params)

@@ -18,10 +18,12 @@ from optax_largebatch.engine import (
     VectorOfBlocks,
     block_norms,
     declare,
+    each_matrix,
     materialize,
     sums_over_devices,
     transformation,
 )
+from optax_largebatch.params.matrix_axes import matrices_of
 from tests.engine.steps import on_shards
 from tests.helpers import mesh_of, shardings_on
 
@@ -109,21 +111,27 @@ def test_the_numbers_of_one_device(name, way, whitening):
 
 
 @pytest.mark.parametrize("given", ["whole", "shards"])
-def test_sums_of_terms_count_each_part_once(given):
-    """A program that is given whole leaves has all terms itself."""
+def test_sums_of_terms_and_matrices(given):
+    """A program that is given whole leaves has all terms itself, and whole matrices."""
+
+    def cubed(matrix):
+        return matrix @ matrix.T @ matrix
 
     def leaf(update, at):
         (total,) = yield sums_over_devices(jnp.sum(update, axis=-1, keepdims=True))
-        return update / total, at.state
+        cubes = yield each_matrix(cubed, update, at.choice)
+        return cubes / total, at.state
 
-    transform = transformation(leaf, given=given)
-    specs = {"layers": P(None, None, "data"), "bias": P("data")}
-    mesh = mesh_of(data=8)
+    transform = transformation(
+        leaf, choices=lambda leaves: matrices_of(None, STACKED, leaves, "cubes"), given=given
+    )
+    layers = {"layers": PARAMS["layers"]}
+    specs = P(None, None, "data")
     step = jax.shard_map(
         lambda grads: transform.update(grads, optax.EmptyState(), partition_specs=specs)[0],
-        mesh=mesh,
-        in_specs=(specs,),
+        mesh=mesh_of(data=8),
+        in_specs=specs,
         out_specs=specs,
     )
-    expected = jax.tree.map(lambda x: x / jnp.sum(x, axis=-1, keepdims=True), PARAMS)
-    chex.assert_trees_all_close(jax.jit(step)(PARAMS), expected, rtol=1e-5)
+    expected = jax.tree.map(lambda x: jax.vmap(cubed)(x) / x.sum(-1, keepdims=True), layers)
+    chex.assert_trees_all_close(jax.jit(step)(layers), expected, rtol=1e-4)
