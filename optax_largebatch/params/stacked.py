@@ -193,7 +193,7 @@ def have_several_elements(leaves: Leaves, stacked: Stacked) -> list[bool]:
     """Whether the blocks of each leaf have several elements; the size of one means nothing."""
     axes = stacked.axes(leaves.tree)
     pairs = zip(map(_block, leaves.arrays, axes), axes, strict=True)
-    # Most leaves are told by what is here; how they are split may not be known.
+    # What is here is enough for most leaves. How the others are split may not be known.
     return [
         block.size > 1 or leaves.elements_of_block(index, stack) > 1
         for index, (block, stack) in enumerate(pairs)

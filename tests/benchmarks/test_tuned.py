@@ -208,13 +208,17 @@ def test_a_search_that_is_complete_stays_what_it_was(rows, monkeypatch):
         cells_of(KNOWN, before[: HASTY.trials - 1])
 
 
-def test_refuses_to_continue_with_another_plan(tmp_path):
+def test_refuses_to_continue_with_another_plan_or_on_other_data(tmp_path):
+    """As where another Python has another text."""
     path = tmp_path / "known.json"
     record(path, KNOWN)
     (noted,) = json.loads(path.read_text())["runs"]
     assert shlex.split(noted["command"]) == ["python", *sys.orig_argv[1:]]
     assert noted["processor"]
     assert noted["data"] == "none"
+    other = KNOWN._replace(task=lambda: SimpleNamespace(data="another text"))
+    with pytest.raises(ValueError, match="on other data: none, and this machine has another text"):
+        record(path, other)
     more = KNOWN._replace(plans=BATCHES | constant({128: 4}))
     record(path, more)
     for changed in (
@@ -224,16 +228,6 @@ def test_refuses_to_continue_with_another_plan(tmp_path):
     ):
         with pytest.raises(ValueError, match=r"another plan of known: (budget|batch_sizes)"):
             record(path, changed)
-
-
-def test_refuses_to_continue_on_other_data(tmp_path):
-    """As where another Python has another text."""
-    path = tmp_path / "known.json"
-    record(path, KNOWN)
-    other = KNOWN._replace(task=lambda: SimpleNamespace(data="another text"))
-    with pytest.raises(ValueError, match="on other data: none, and this machine has another text"):
-        record(path, other)
-    assert len(json.loads(path.read_text())["runs"]) == 1
 
 
 def test_the_data_of_the_networks_is_their_text(tiny, monkeypatch):

@@ -32,18 +32,13 @@ def recorded(asked, **seconds):
     return {name: Recorded(name, own, asked) for name, own in seconds.items()}
 
 
-def test_takes_turns_and_leaves_out_the_first():
+def test_takes_turns_leaves_out_the_first_and_keeps_the_parts():
     asked = []
-    seconds = in_turns(recorded(asked, a=[9.0, 1.0, 2.0], b=[9.0, 3.0, 4.0]), 2)
+    parts = [(9.0, 9.0), (8.0, 8.0), (1.0, 2.0)]
+    seconds = in_turns(recorded(asked, a=parts, b=[9.0, 8.0, 3.0]), 1, left_out=2)
     assert asked == ["a", "b"] * 3
-    assert_array_equal(seconds["a"], [1, 2])
-    assert_array_equal(seconds["b"], [3, 4])
-
-
-def test_leaves_out_the_first_rounds_and_keeps_the_parts():
-    turns = [(9.0, 9.0), (8.0, 8.0), (1.0, 2.0)]
-    seconds = in_turns(recorded([], a=turns), 1, left_out=2)
     assert_array_equal(seconds["a"], [[1, 2]])
+    assert_array_equal(seconds["b"], [3])
 
 
 def test_shuffled_rounds_have_everyone_once_in_changing_order():
