@@ -141,6 +141,7 @@ def lamb(
     groups = check_groups(groups, stacked)
     arguments.check_numbers("[0, inf)", trust_ratio_eps=trust_ratio_eps)
     arguments.check_optional_number("max_grad_norm", max_grad_norm)
+    arguments.check_choice("bias_correction", bias_correction, ("full", "none", "step_size"))
     rate = groups.per_group("learning_rate", learning_rate)
     if bias_correction == "step_size":
         rate = bias_corrected_step_size(rate, b1, b2)

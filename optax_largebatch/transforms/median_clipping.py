@@ -109,7 +109,8 @@ def clip_by_median_norm(
             weight = rms
             (rms,) = yield engine.hoist(jnp.where(is_measured, now, rms))
         (norm,) = yield engine.global_norm(weight * update)
-        norms = at.state.norms.at[count % window].set(jnp.where(count > 0, norm, 0))
+        norms = at.state.norms.at[count % window].set(norm)
+        norms = jnp.where(count > 0, norms, 0)
         threshold = _threshold(count, clipping_scale, norms, at.state.threshold)
         (factor,) = yield engine.hoist(threshold / jnp.maximum(norm, threshold))
         clipped = jnp.where(factor > 0, factor * update, 0)  # a norm of NaN makes a factor of NaN
