@@ -109,7 +109,7 @@ def _recipes(
     entry = find(name or "")
     is_ramp = entry["field"] == "ramps"
     allowed = RAMP_OPTIONS if is_ramp else RECIPE_OPTIONS
-    for option in settings.keys() - allowed:
+    for option in sorted(settings.keys() - allowed):
         raise ValueError(f"--{option.replace('_', '-')} is no option of {entry['name']!r}.")
     if is_ramp:
         plan = recipes.ramp(entry["name"], **settings)

@@ -48,7 +48,7 @@ def test_thirty_million_elements():
 
 def test_sums_are_reduced_in_the_order_of_their_leaves():
     """All processes of a run must reduce in one order, and a set of names has another in each."""
-    sums = [jnp.ones(k) for k in range(1, 7)]
+    sums = [jnp.ones(k) for k in range(6)]
     splits = [norms.Split(frozenset("x"), frozenset(name)) for name in "abcdef"]
     reduce = jax.make_jaxpr(lambda sums: norms.over_shards(sums, splits), axis_env=[("x", 8)])
-    assert re.findall(r"f32\[(\d)\] = psum", str(reduce(sums))) == [*"123456"]
+    assert re.findall(r"f32\[(\d)\] = psum", str(reduce(sums))) == [*"012345"]

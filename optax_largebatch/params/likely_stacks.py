@@ -1,6 +1,7 @@
 """Parameters that look like stacks of layers and are not declared as such, and warnings of them."""
 
 from collections.abc import Iterable, Sequence
+import itertools
 import math
 import re
 from typing import Any, NamedTuple
@@ -97,7 +98,7 @@ def _layers(
             if not _is_shared(axis, of_members) or of_members[0][axis] == 1:
                 continue
             neighbour = next((names[n] for n in members if axis in declared[n]), "")
-            innermost = max((x for x in modules if modules[x] == members), key=len)
+            innermost = _module_of_all(called)
             for number in members:
                 name = names[number]
                 shape = shapes[number]
@@ -107,9 +108,16 @@ def _layers(
                     continue
                 pattern = f"^{re.escape(name)}$"
                 if innermost and not neighbour:
-                    pattern = _of_module(f"{innermost}/")
+                    pattern = _of_module(innermost)
                 stacks[number] = LikelyStack(number, name, shape, axis, neighbour, pattern)
     return [stacks[number] for number in sorted(stacks)]
+
+
+def _module_of_all(names: Sequence[str]) -> str:
+    """The innermost module that all are in, with a slash behind it."""
+    keys = zip(*(name.split("/")[:-1] for name in names), strict=False)
+    shared = itertools.takewhile(lambda of_names: len({*of_names}) == 1, keys)
+    return "".join(f"{key}/" for key, *_ in shared)
 
 
 def _is_shared(axis: int, shapes: Iterable[Shape]) -> bool:

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 import optax
 
-from optax_largebatch.params.paths import inside, is_box, leaf_names
+from optax_largebatch.params.paths import inside, is_box, leaf_names, wraps_one_array
 from optax_largebatch.params.shapes import Shape
 from optax_largebatch.params.stacked import NOT_STACKED, Stacked
 
@@ -243,13 +243,11 @@ def keyed_arrays(tree: Any) -> list[tuple[Keys, Any]]:
 
     Boxes of Flax around an array have no key of their own.
     """
-    keyed = []
-    for path, node in jax.tree_util.tree_leaves_with_path(tree, is_leaf=_is_boxed):
-        arrays = jax.tree.leaves(node)
-        keys = tuple(map(_key, path))
-        for number, array in enumerate(arrays):
-            keyed.append((keys if len(arrays) == 1 else (*keys, str(number)), array))
-    return keyed
+    return [
+        (tuple(map(_key, path)), array)
+        for path, node in jax.tree_util.tree_leaves_with_path(tree, is_leaf=_is_boxed)
+        for array in jax.tree.leaves(node)  # none behind a placeholder in the box
+    ]
 
 
 def children(node: Any) -> dict[str, Any]:
@@ -268,7 +266,7 @@ def _is_boxed(node: Any) -> bool:
     """Whether a node is a box of Flax around an array, also as read back from a checkpoint."""
     if isinstance(node, Mapping):
         return list(node) == ["value"] and jax.tree_util.all_leaves(node.values())
-    return is_box(node)
+    return is_box(node) and wraps_one_array(node)
 
 
 def _key(key: Any) -> str:

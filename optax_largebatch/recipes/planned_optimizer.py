@@ -177,7 +177,7 @@ def _check_decay(run: TunedRun) -> None:
     if run.kind != usual:
         raise ValueError(
             f"decay_kind must be {usual!r} for planned_optimizer with {family!r}, got "
-            f"{run.kind!r}. An independent decay over the peak of the rate is the decoupled one. "
+            f"{run.kind!r}. (An independent decay over the peak of the rate is a decoupled one.) "
             "Or build the optimizer yourself from the schedules of the plan."
         )
 
