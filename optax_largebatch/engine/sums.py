@@ -81,15 +81,14 @@ def on_cpu(
             return tiles.sums(terms, arrays)
         return _in_calls(len(statistics), recompute, arrays)
 
-    def computed_arrays(arrays: Any) -> list[jax.Array]:
-        again = recompute(arrays)
-        return [again[k].array for k in computed]
+    def computed_array(k: int, arrays: Any) -> jax.Array:
+        return recompute(arrays)[k].array
 
-    with no_inline():
-        written = jax.jit(allow_inlining(computed_arrays))(arrays)
+    write = jax.jit(allow_inlining(computed_array), static_argnums=0)
     statistics = list(statistics)
-    for k, array in zip(computed, written, strict=True):
-        statistics[k] = statistics[k]._replace(array=array)
+    with no_inline():
+        for k in computed:
+            statistics[k] = statistics[k]._replace(array=write(k, arrays))
     return plain(statistics)
 
 
