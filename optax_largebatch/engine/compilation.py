@@ -113,7 +113,7 @@ def _by_varying_axes(wait: Callable[..., Any], arrays: Tree) -> Tree:
     """The same tree, after arrays that vary along the same axes have waited for each other."""
     leaves, structure = jax.tree.flatten(arrays)
     axes = list(map(norms.varying_axes, leaves))
-    for varying in dict.fromkeys(axes):
+    for varying in dict.fromkeys(axes):  # a set has another order in each process of a run
         places = [place for place, of_leaf in enumerate(axes) if of_leaf == varying]
         waited = wait(*[leaves[place] for place in places])
         for place, x in zip(places, waited, strict=True):

@@ -28,10 +28,11 @@ MIN_YNN_SIZE = 2**12
 """The elements of an array that XLA on a CPU sums by YNN, measured with jaxlib 0.10."""
 
 LARGE = 2**17
-"""The elements of a large leaf on a CPU."""
+"""The elements of a large leaf on a CPU of many cores."""
 
 LARGE_ON_FEW_CORES = 2**20
-"""Tiles of smaller leaves take as long as their terms, and longer to compile."""
+"""The same on few cores: to cut a smaller leaf into tiles takes as long as to write its terms, and
+longer to compile."""
 
 
 def plain(statistics: list[Statistic], *_: Any) -> list[jax.Array]:
@@ -72,7 +73,7 @@ def on_cpu(
     inputs = {id(x) for x in jax.tree.leaves(arrays)}
     computed = [k for k, x in enumerate(statistics) if id(x.array) not in inputs]
     size = arrays[0][0].size
-    if size < MIN_YNN_SIZE or not computed:
+    if not computed:
         return plain(statistics)
     if is_large(size):
         if tileable and has_few_cores() and (tiles := _tiles(statistics, arrays)):
@@ -80,6 +81,8 @@ def on_cpu(
             terms = jax.jit(lambda arrays: [x.term for x in recompute(arrays)], inline=True)
             return tiles.sums(terms, arrays)
         return _in_calls(len(statistics), recompute, arrays)
+    if size < MIN_YNN_SIZE:
+        return plain(statistics)
 
     def computed_array(k: int, arrays: Any) -> jax.Array:
         return recompute(arrays)[k].array

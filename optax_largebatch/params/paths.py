@@ -101,6 +101,7 @@ def is_function(node: Any) -> TypeGuard[Callable[..., Any]]:
 
 def wraps_one_array(node: Any) -> bool:
     """Whether a node is there for one array alone: a box of Flax, or a named array of Haliax."""
+    # The nodes of Python have keys of their own. To see that here takes the least time.
     if isinstance(node, dict | list | tuple) or jax.tree_util.all_leaves([node]):
         return False
     children = inside(node)

@@ -196,9 +196,9 @@ def _in_steps(entry: Entry, run: Entry, passed: Numbers) -> Numbers:
             raise ValueError(
                 f"examples must be given for {entry['name']!r}: it has none in its source."
             )
-        rounded, what = ROUNDINGS[entry.get("rounding", "nearest")]
+        rounded, period = ROUNDINGS[entry.get("rounding", "nearest")]
         batch = settings["batch_size"]
-        if what == "epoch":
+        if period == "epoch":
             return epochs * rounded(examples / batch)
         return rounded(epochs * examples / batch)
 

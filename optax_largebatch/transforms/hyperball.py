@@ -167,6 +167,7 @@ def hyperball_transform(
             sphere = given_radius
         else:
             segments = choice.segments
+            # One ball, or one for each segment of an axis that is cut.
             lengths = 1 if segments is None else segments.lengths
             ball = BALL_OF_ZEROS * (choice.elements * lengths) ** 0.25
             if segments is not None:

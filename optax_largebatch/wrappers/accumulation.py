@@ -278,9 +278,7 @@ def _step_or_wait(
         """Whether the last sum is written as the mean: a wide one, if it has no other reader."""
         return not keep_sums and total.dtype == dtype_like(total.dtype)
 
-    for index, total in enumerate(sums):
-        if is_mean(total):
-            sums[index] = total / jnp.where(complete, examples, 1).astype(total.dtype)
+    sums = [x / jnp.where(complete, examples, 1).astype(x.dtype) if is_mean(x) else x for x in sums]
 
     def dtype_of_result(total: jax.Array, param: jax.Array) -> jnp.dtype:
         """The wider dtype of both; that of the parameter if they are as wide."""
